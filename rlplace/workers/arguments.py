@@ -34,25 +34,24 @@ REFERENCE_WEIGHTS = "weights.reference"  # the reference rank
 
 
 def samples_for(component: str) -> str:
-    """Return the name of the channel that carries groups of samples to a scoring component.
+    """Return the name of the channel that carries groups of samples to `component`, a critic, a reference or a reward.
 
-    `component`: name of the scoring component: a critic, a reference or a reward. The actor gets equal groups through
-    the channel `samples`.
+    The actor gets the same groups through the channel `samples`.
     """
     return f"{SAMPLES}.{component}"
 
 
 def scores_of(component: str) -> str:
-    """Return the name of the channel that carries a component's scores to actor rank 0.
+    """Return the name of the channel that carries the scores of `component` to actor rank 0.
 
-    Each item is a tuple of Scores, of any length.
+    Each item of the channel is a tuple of any number of Scores.
     """
     return f"scores.{component}"
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class EndOfIteration:
-    """Message that ends the requests of an iteration. The channel `requests` carries it once for each rollout rank."""
+    """Message to one rollout rank: no more requests come in this iteration. It travels in the channel `requests`."""
 
     iteration: int
     drop: bool = False  # whether unanswered requests are dropped
@@ -60,9 +59,9 @@ class EndOfIteration:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Done:
-    """Message of env rank `env_rank`: it has received all its answers of the iteration.
+    """Message to env rank 0: env rank `env_rank` has received all its answers of the iteration.
 
-    The channel `completions` carries the message to env rank 0.
+    It travels in the channel `completions`.
     """
 
     iteration: int
@@ -71,7 +70,7 @@ class Done:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerArguments:
-    """Arguments of every worker of a run: the value of `Worker.config`."""
+    """What every worker of a run is told: the value of `Worker.config`."""
 
     config: Config
     ranks: Mapping[str, int]  # number of ranks of each placed component
@@ -99,35 +98,35 @@ class WorkerArguments:
 
     @property
     def scorers(self) -> tuple[str, ...]:
-        """Names of the components besides the actor that read the samples: critic, reference, rewards."""
+        """Names of the components that score samples: critic, reference and rewards, as far as the job has them."""
         return tuple(c for c in self.ranks if role_of(c) in SCORERS)
 
     @property
     def rewards(self) -> tuple[str, ...]:
-        """Names of the scorers whose scores are rewards."""
+        """Names of the reward components of the job."""
         return tuple(c for c in self.ranks if role_of(c) == "reward")
 
     def refreshes(self, iteration: int) -> bool:
-        """Return whether the reference takes the actor's weights before `iteration` (counted from 0)."""
+        """Return whether the reference gets the actor's weights before `iteration` (counted from 0)."""
         every = self.config.reference.refresh_every
         return every > 0 and iteration > 0 and iteration % every == 0
 
     @property
     def prompts(self) -> int:
-        """Number of prompts (groups) of one iteration."""
+        """Number of prompts of one iteration, which is also its number of groups."""
         prompts = self.config.algorithm.prompts
         assert prompts is not None, "checked before a run"
         return prompts
 
     def groups(self, env_rank: int) -> range:
-        """Return the numbers of the groups that an env rank owns in an iteration.
+        """Return the numbers of the groups that env rank `env_rank` owns in an iteration.
 
-        The numbers are adjacent. The counts of two env ranks differ by at most one.
+        The numbers are consecutive. The ranks have equally many groups, or differ by one.
         """
         return self._block(self.prompts, env_rank)
 
     def held_out(self, env_rank: int) -> range:
-        """Return the numbers of the held-out prompts that an env rank owns in an evaluation."""
+        """Return the numbers of the held-out prompts that env rank `env_rank` asks in an evaluation."""
         return self._block(self.config.runner.eval_prompts, env_rank)
 
     def _block(self, rows: int, env_rank: int) -> range:
@@ -137,16 +136,19 @@ class WorkerArguments:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class SimulatorArguments(WorkerArguments):
-    """Arguments of every worker of a run with simulators: the value of `Worker.config`."""
+    """What every worker of a run with simulators is told: the value of `Worker.config`.
+
+    `spaces`: shapes of observations and actions. `routes`: which rows go from which rank to which.
+    """
 
     spaces: Spaces
     routes: Routes
 
 
 def asked_of(config: Config) -> frozenset[Literal["old", "reference", "values"]]:
-    """Return what the actor must compute with its own weights before the first step of an iteration, as `config` says.
+    """Return what the actor has to compute for the samples of an iteration before its first optimizer step.
 
-    "old": log-probabilities of the samples. "reference": log-probabilities of a reference that shares the actor's
+    "old": log-probabilities by its own weights. "reference": log-probabilities of a reference that shares the actor's
     model. "values": values of a critic that shares the actor's model.
     """
     algorithm = config.algorithm
@@ -174,10 +176,12 @@ def asked_of(config: Config) -> frozenset[Literal["old", "reference", "values"]]
 
 
 def parts_of(job: WorkerArguments) -> tuple[int, ...]:
-    """Return the number of groups in each part of an iteration, in order.
+    """Return the sizes of the parts in which an iteration's groups are learned: the number of groups of each part, in
+    order.
 
-    A single part has all groups if `max_staleness` is 0, `train_batch` is None, `epochs` exceeds 1, or samples are
-    scored by other components or by the actor before the first step.
+    There is a single part if `max_staleness` is 0, `train_batch` is None, `epochs` exceeds 1, or the samples are scored
+    by other components or by the actor before the first optimizer step. Otherwise a part has the groups of one
+    `train_batch`.
     """
     config, algorithm = job.config, job.config.algorithm
     scored = job.scorers or config.reference.share_actor or config.critic.on_actor

@@ -20,9 +20,9 @@ _REDUCTIONS = ("mean", "sum", "max", "min")
 
 
 class Collected:
-    """Owns the metrics of a worker since the last `take`.
+    """Collects the metrics of one worker until `take` returns them.
 
-    A timer in the thread of a method call also becomes a part of the call's record.
+    A timer in the thread of a method call also appears as a part of the call in the run's timeline.
     """
 
     def __init__(self) -> None:
@@ -34,13 +34,13 @@ class Collected:
         self._thread = 0
 
     def begin_call(self) -> None:
-        """Begin the record of a method call. The thread that runs the method calls this."""
+        """Begin to record the parts of a method call. The thread that runs the method must call this."""
         self._watches = []
         self._depth = 0
         self._thread = threading.get_ident()
 
     def take(self) -> dict[str, Metric]:
-        """Return the collected metrics and clear them."""
+        """Return the metrics that were collected since the last `take`."""
         with self._lock:
             taken = self._metrics
             self._metrics = {}
@@ -48,9 +48,9 @@ class Collected:
 
     @contextlib.contextmanager
     def timer(self, component: str, name: str) -> Iterator[None]:
-        """Return a context manager that adds the seconds of its block to the metric `<component>/<name>_s`.
+        """Return a context manager that adds the seconds of its `with` block to the metric `<component>/<name>_s`.
 
-        The maximum over ranks is reported.
+        The run reports the maximum of this metric over ranks.
         """
         watch = self._enter() if threading.get_ident() == self._thread else None
         began = time.perf_counter()
@@ -67,7 +67,11 @@ class Collected:
                 self._metrics[key] = Metric(before.value + seconds, "max")
 
     def _enter(self) -> Stopwatch:
-        """Return the stopwatch of the present nesting level. First record the time that no timer covers as `OTHER`."""
+        """Return the stopwatch for a timer that begins now. Timers may be nested, and each nesting level has a
+        stopwatch.
+
+        The time since the last timer of this level is recorded as `OTHER`.
+        """
         if self._depth == len(self._watches):
             self._watches.append(Stopwatch())
         watch = self._watches[self._depth]
@@ -86,9 +90,10 @@ class Collected:
     ) -> None:
         """Add a number to a metric.
 
-        `owner`: name of the worker in errors. `name`: a name without `/` means the metric `<component>/<name>`.
-        `reduce`: mean, sum, max or min. `weight`: weight of the number in a mean. Raise WorkerMisuse if `reduce` is
-        none of these words, `value` or `weight` is no number, or earlier numbers of the metric had another reduction.
+        `owner`: name of the worker in errors. `name`: name of the metric; without `/`, the name is
+        `<component>/<name>`. `reduce`: mean, sum, max or min. `weight`: weight of the number in a mean. Raise
+        WorkerMisuse if `reduce` is none of these words, if `value` or `weight` is not a number, or if the metric's
+        earlier numbers had another reduction.
         """
         if reduce not in _REDUCTIONS:
             wrong = problem(
@@ -109,9 +114,10 @@ class Collected:
         self._merge(owner, name if "/" in name else f"{component}/{name}", number)
 
     def add_result(self, owner: str, component: str, result: Any) -> None:
-        """Add what is a metric in a method's result: numbers, Metrics and tensors of one number, if they have names.
+        """Add the named numbers in a method's result to the metrics.
 
-        `owner`: name of the worker in errors. Other values, and results that are no mapping, are ignored.
+        If `result` is a mapping, its values that are numbers, Metrics or tensors of one number are added under their
+        names. Other values, and any other result, are ignored. `owner`: name of the worker in errors.
         """
         if not isinstance(result, Mapping):
             return
@@ -141,7 +147,7 @@ class Collected:
 
 
 def _merged(a: Metric, b: Metric) -> Metric:
-    """Return the combination of two metrics of the same rank, name and reduction."""
+    """Return one metric for two metrics of the same rank, name and reduction."""
     weight = a.weight + b.weight
     if a.reduce == "mean" and weight > 0:
         value = (a.value * a.weight + b.value * b.weight) / weight
@@ -155,7 +161,7 @@ def _merged(a: Metric, b: Metric) -> Metric:
 
 
 def metric_of(value: Any) -> Metric | None:
-    """Return a number, or a tensor or array without dimensions, as a metric. Return None for any other value."""
+    """Return `value` as a metric if it is a Metric, a number, or a tensor or array without dimensions; else None."""
     if isinstance(value, Metric):
         return value
     if isinstance(value, Real):

@@ -30,7 +30,7 @@ class WeightSync:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class JobFacts:
-    """Numbers of ranks and planned weight syncs of a job, equal for all its workers."""
+    """Numbers of ranks and planned weight syncs of a job. All workers of the job get the same facts."""
 
     ranks: Mapping[str, int]  # number of ranks of each component
     syncs: tuple[WeightSync, ...] = ()
@@ -42,7 +42,7 @@ class JobFacts:
         return tuple(sync for sync in self.syncs if sync.target == target)
 
     def syncs_of(self, component: str) -> tuple[WeightSync, ...]:
-        """Return the weight syncs that a component sends, then the weight syncs that the component receives."""
+        """Return the weight syncs in which `component` sends, followed by those in which it receives."""
         return (*self.syncs_from(component), *self.syncs_to(component))
 
     def participants_of(self, channel: ChannelPlan) -> int:
@@ -55,12 +55,14 @@ def facts_of(
     weights: Iterable[tuple[str, str]] = (),
     timeout_s: float = _TIMEOUT_S,
 ) -> JobFacts:
-    """Return the facts of a job (numbers of ranks and planned weight syncs), which all of its workers share.
+    """Return the facts of a job: the number of ranks of each component, and the planned weight syncs.
 
-    `weights`: pairs of component names for which weight syncs are planned, source first: `[("learner", "sampler")]`.
-    `timeout_s`: deadline of a push and of a pull, in seconds. Create all groups of the job with the same facts,
-    `Learner.create_group(config, facts)`, and launch each group where `placement` puts it. Raise PlacementError if a
-    pair names a component that is not placed, or names one component twice.
+    `weights`: pairs (source, target) of component names for which a weight sync is planned, such as `[("learner",
+    "sampler")]`. `timeout_s`: deadline of a push and of a pull, in seconds.
+
+    Create all groups of the job with the same facts, `Learner.create_group(config, facts)`, and launch each group where
+    `placement` puts it. Raise PlacementError if a pair names a component that is not placed, or the same component
+    twice.
     """
     pairs = list(dict.fromkeys(weights))
     for pair in pairs:
@@ -83,7 +85,9 @@ def facts_of(
 
 
 def weights_channel(source: str, target: str) -> str:
-    """Return the name of the channel of a weight sync between two custom components."""
+    """Return the name of the channel for the weight sync from `source` to `target`, two components of custom
+    workers.
+    """
     return f"weights.{source}.{target}"
 
 

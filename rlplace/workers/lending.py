@@ -22,11 +22,13 @@ _TICK_S = 0.1  # interval at which a waiting worker checks for cancellation
 
 
 class Lent(Exception):
-    """Error of a borrower whose lent object failed. Its `__cause__` is the failure, which the lending worker raises."""
+    """Error of a borrower whose lent object has failed. Its `__cause__` is the original error, which the lender
+    raises.
+    """
 
 
 class _Place:
-    """State of the one object that workers of a process can lend at a time."""
+    """The lending state of one process: workers of a process can lend one object at a time."""
 
     def __init__(self) -> None:
         self.changed = threading.Condition()
@@ -39,7 +41,7 @@ class _Place:
 
 
 class Lending:
-    """Lets workers of a process lend objects to each other. Owns one lending place for each process name."""
+    """Lets a worker lend an object to another worker of the same process, for calls in the borrower's thread."""
 
     def __init__(self) -> None:
         self._places: defaultdict[str, _Place] = defaultdict(_Place)
@@ -58,12 +60,12 @@ class Lending:
         timeout_s: float,
         check: Callable[[], None],
     ) -> None:
-        """Lend `thing` once; return after another worker has borrowed and returned `thing`.
+        """Lend `thing` to another worker of the process, and return when that worker has given it back.
 
-        `process`: name of the process in which both workers live. `owner`: name of the lending worker in errors.
-        `timeout_s`: the most seconds until a worker borrows `thing`; the borrower may keep it for any time. `check`:
-        called during the wait for a borrower; its errors end the wait. Raise the error that `thing` raised in the
-        borrower's thread. Raise ChannelTimeout if no worker borrows `thing` in time.
+        `process`: name of the process. `owner`: name of the lending worker in errors. `timeout_s`: the most seconds
+        until a worker borrows `thing`; the borrower may keep it for any time. `check`: called during the wait for a
+        borrower; if it raises an error, the wait ends. Raise the error that `thing` has raised in the borrower's
+        thread. Raise ChannelTimeout if no worker borrows `thing` in time.
         """
         place = self._place(process)
         until = time.monotonic() + timeout_s
@@ -89,12 +91,12 @@ class Lending:
     def borrow(
         self, process: str, *, owner: str, timeout_s: float, check: Callable[[], None]
     ) -> Iterator[Any]:
-        """Return a context manager that borrows the lent object for a block.
+        """Return a context manager that borrows the object that another worker of the process lends, during its `with`
+        block.
 
-        `process`: name of the process in which both workers live. `owner`: name of the borrowing worker in errors.
-        `timeout_s`: the most seconds until an object is lent. `check`: called during the wait; its errors end the wait.
-        If the block raises `Lent`, the lender raises the cause of `Lent`. Raise ChannelTimeout if nothing is lent in
-        time.
+        `process`: name of the process. `owner`: name of the borrowing worker in errors. `timeout_s`: the most seconds
+        until an object is lent. `check`: called during the wait; if it raises an error, the wait ends. If the block
+        raises `Lent`, the lender raises the cause of `Lent`. Raise ChannelTimeout if nothing is lent in time.
         """
         place = self._place(process)
         until = time.monotonic() + timeout_s
@@ -121,12 +123,11 @@ def _wait(
     timeout_s: float,
     check: Callable[[], None],
 ) -> None:
-    """Wait until the state of `place` changes, at most `_TICK_S` seconds.
+    """Wait until the state of `place` changes, at most `_TICK_S` seconds. The caller calls this repeatedly.
 
-    `owner`, `process`: names for the error's text.
-
-    `until`: the deadline, by `time.monotonic()`. `timeout_s`: the whole deadline in seconds, for the error's text.
-    `check`: called first; its errors pass through. Raise ChannelTimeout at the deadline.
+    `owner`, `process`: names for the error's text. `until`: the deadline, in seconds of `time.monotonic()`.
+    `timeout_s`: the whole time until the deadline, for the error's text. `check`: called first; it may raise an error.
+    Raise ChannelTimeout if the deadline has passed.
     """
     check()
     if time.monotonic() >= until:

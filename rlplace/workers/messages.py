@@ -38,9 +38,9 @@ _LOOK_S = 0.25
 
 
 def mailbox_spec(name: str, ranks: int) -> ChannelSpec:
-    """Return the spec of a mailbox channel.
+    """Return the spec of a mailbox: the channel that takes messages to the ranks of a group on one node.
 
-    `name`: the channel's name. `ranks`: number of receiving ranks on the node.
+    `name`: name of the channel. `ranks`: number of these ranks.
     """
     return ChannelSpec(
         name=name,
@@ -52,7 +52,7 @@ def mailbox_spec(name: str, ranks: int) -> ChannelSpec:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Mailbox:
-    """Channels that take messages to the ranks of one group, one channel for each node of the group."""
+    """The channels through which the ranks of one group receive messages, one channel for each node of the group."""
 
     group: str
     channels: tuple[Channel, ...]  # one channel for each node of the group
@@ -66,7 +66,7 @@ class Mailbox:
 class Messages:
     """Sends and receives the messages of one worker.
 
-    Thread-safe: the launcher may report started and ended groups at any time.
+    Thread-safe: the launcher may report at any time that groups have started or ended.
     """
 
     def __init__(self) -> None:
@@ -77,14 +77,14 @@ class Messages:
         self._gone: dict[str, str] = {}
 
     def meet(self, mailboxes: Iterable[Mailbox]) -> None:
-        """Register the mailboxes of started groups. A group that had ended before counts as running again."""
+        """Register the mailboxes of groups that have started. A group that had ended before is then running again."""
         with self._lock:
             for mailbox in mailboxes:
                 self._mailboxes[mailbox.group] = mailbox
                 self._gone.pop(mailbox.group, None)
 
     def part(self, group: str, why: str) -> None:
-        """Record that `group` has ended, so that receivers stop waiting for its messages.
+        """Record that `group` has ended, so that waits for its messages end with an error.
 
         `why`: the reason, for errors.
         """
@@ -92,7 +92,7 @@ class Messages:
             self._gone[group] = why
 
     def world_size(self, owner: str, group: str) -> int:
-        """Return the number of ranks of a group. Raise WorkerMisuse if the group is unknown.
+        """Return the number of ranks of `group`. Raise WorkerMisuse if there is no such group.
 
         `owner`: name of the asking worker in errors.
         """
@@ -107,12 +107,12 @@ class Messages:
         timeout_s: float | None,
         topic: str = "",
     ) -> None:
-        """Put `value` into the mailbox of rank `rank` of group `to`.
+        """Send `value` to rank `rank` of group `to`.
 
-        `sender`: slot of the sending worker. `timeout_s`: the most seconds to wait for room in the mailbox; None: 120.
-        `topic`: kind of the message; a receiver gets only messages of the topic that it names. Raise
-        WorkerMisuse if the receiver does not exist, ChannelBroken if its group has ended, ChannelTimeout if the mailbox
-        stays full.
+        `sender`: slot of the sending worker. `timeout_s`: the most seconds to wait until the receiver's mailbox has
+        room; None: 120. `topic`: kind of the message; a receiver gets only messages of the topic that it asks for.
+        Raise WorkerMisuse if the receiver does not exist, ChannelBroken if its group has ended, ChannelTimeout if the
+        mailbox stays full.
         """
         owner = sender.owner
         mailbox = self._mailbox(owner, to)
@@ -146,12 +146,13 @@ class Messages:
         check: Callable[[], None],
         topic: str = "",
     ) -> Any:
-        """Take and return the next message of rank `rank` of group `source` to `receiver`, in the order of sending.
+        """Wait for the next message from rank `rank` of group `source`, and return its value. Messages keep their
+        order.
 
         `receiver`: slot of the receiving worker. `timeout_s`: the most seconds to wait; None: 120. `check`: called
-        during the wait; its errors end the wait. `topic`: the topic that the sender has named. Raise WorkerMisuse if
-        the sender does not exist, ChannelBroken if its group has ended and no message is left, ChannelTimeout after
-        `timeout_s`.
+        during the wait; if it raises an error, the wait ends. `topic`: kind of message, as the sender has named it.
+        Raise WorkerMisuse if the sender does not exist, ChannelBroken if its group has ended and no message is left,
+        ChannelTimeout after `timeout_s`.
         """
         owner = receiver.owner
         sender = self._peer(owner, self._mailbox(owner, source), rank)
@@ -203,9 +204,10 @@ class Messages:
         raise WorkerMisuse(unknown)
 
     def _peer(self, owner: str, mailbox: Mailbox, rank: int) -> str:
-        """Return the name of rank `rank` of the mailbox's group, such as "actor rank 0".
+        """Return the name of rank `rank` of the mailbox's group, such as "actor rank 0". Raise WorkerMisuse if there is
+        no such rank.
 
-        Raise WorkerMisuse if it is absent. `owner`: name of the asking worker in errors.
+        `owner`: name of the asking worker in errors.
         """
         if type(rank) is not int or not 0 <= rank < mailbox.world_size:
             raise WorkerMisuse(
@@ -222,7 +224,7 @@ class Messages:
         return owner_of(mailbox.group, rank)
 
     def _why_gone(self, group: str) -> str:
-        """Return the reason why `group` has ended, or "" while `group` runs."""
+        """Return the reason why `group` has ended, or "" if it has not ended."""
         with self._lock:
             return self._gone.get(group, "")
 

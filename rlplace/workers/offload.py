@@ -15,10 +15,10 @@ from rlplace.workers.launch.devices import Device
 
 
 class Offloadable:
-    """Storages of some tensors, either all on the accelerator or all on the host. Owns the host copies.
+    """Some tensors whose memory is either on the accelerator or on the host. Owns the host copies.
 
-    `what`: name under which `device` accounts for the bytes. `tensors`: returns the tensors; called again at every
-    offload. The storages start on the accelerator, and their bytes are accounted for at once.
+    `what`: label of the bytes in the account of `device`. `tensors`: returns the tensors; called again at every
+    offload. At first, the tensors are on the accelerator, and their bytes are in the account.
     """
 
     def __init__(
@@ -32,7 +32,7 @@ class Offloadable:
         device.acquire(self.accelerator_bytes, what)
 
     def account(self) -> None:
-        """Account on the device for the present bytes of the storages, if the storages are on the accelerator.
+        """Record the present bytes of the tensors in the device's account, if the tensors are on the accelerator.
 
         Raise AcceleratorOutOfMemory if the bytes do not fit.
         """
@@ -41,22 +41,20 @@ class Offloadable:
 
     @property
     def accelerator_bytes(self) -> int:
-        """Measured bytes of the storages now; 0 while the storages are offloaded."""
+        """Bytes of the tensors on the accelerator now; 0 while they are offloaded."""
         return sum(storage.nbytes() for storage in storages(self._tensors()))
 
     @property
     def host_bytes(self) -> int:
-        """Measured bytes of the host copies; 0 while the storages are on the accelerator."""
+        """Bytes of the host copies now; 0 while the tensors are on the accelerator."""
         return sum(
             copy.untyped_storage().nbytes() for _, copy in (self._host or {}).values()
         )
 
     def where(self, tensor: Tensor) -> Tensor:
-        """Return `tensor`, or a view of its host copy while it is offloaded.
+        """Return `tensor`; while it is offloaded, return a view of its host copy with the same shape and strides.
 
-        The view has the shape and strides of `tensor`.
-
-        The tensor and the view may be read or changed in place.
+        The result may be read, and changed in place.
         """
         _, copy = (self._host or {}).get(tensor.untyped_storage()._cdata, (None, None))
         if copy is None:
@@ -71,9 +69,10 @@ class Offloadable:
 
     @torch.no_grad()
     def offload(self) -> None:
-        """Copy the storages to the host, then free the storages and release their accounted bytes.
+        """Copy the tensors' memory to the host, free it on the accelerator, and remove its bytes from the device's
+        account.
 
-        Do nothing if the storages are offloaded already.
+        The tensor objects stay. Do nothing if the tensors are offloaded already.
         """
         if self._host is not None:
             return
@@ -93,9 +92,10 @@ class Offloadable:
 
     @torch.no_grad()
     def onload(self) -> None:
-        """Copy the bytes from the host back into the storages. Do nothing if the storages are not offloaded.
+        """Allocate the tensors' memory on the accelerator, and copy their bytes back from the host.
 
-        Raise AcceleratorOutOfMemory before any change if the bytes do not fit.
+        Do nothing if the tensors are not offloaded. Raise AcceleratorOutOfMemory, and change nothing, if the bytes do
+        not fit.
         """
         if self._host is None:
             return
@@ -116,9 +116,9 @@ class Offloadable:
 
 
 def move_to_own_memory(tensors: Iterable[Tensor]) -> None:
-    """Copy tensors whose storage cannot be resized, such as tensors of a mapped weight file, to new storages.
+    """Move tensors whose memory cannot be freed in place, such as tensors in a mapped weight file, to new memory.
 
-    The tensor objects stay. Tensors that share a storage share the new storage.
+    The tensor objects stay. Tensors that share memory share the new memory too.
     """
     moved: dict[int, torch.UntypedStorage] = {}
     for tensor in tensors:
@@ -139,7 +139,7 @@ def move_to_own_memory(tensors: Iterable[Tensor]) -> None:
 
 
 def storages(tensors: Iterable[Tensor]) -> list[torch.UntypedStorage]:
-    """Return the storages of `tensors` that hold memory, each storage once even if several tensors share it."""
+    """Return the storages of `tensors` that are not empty. A storage that several tensors share is returned once."""
     distinct: dict[int, torch.UntypedStorage] = {}
     for tensor in tensors:
         storage = tensor.untyped_storage()

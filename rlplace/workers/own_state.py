@@ -23,16 +23,16 @@ _ARRAY = "numpy"  # marks an array among the tensors of a file
 
 
 class StateOfRank:
-    """Writes a rank's state into a checkpoint, and reads the states of all ranks. Owns the writing thread."""
+    """Writes the state of one rank into a checkpoint, and reads the states of all ranks. Owns the writing thread."""
 
     def __init__(self, worker: Worker) -> None:
         self._worker = worker
         self._behind = FilesBehind(worker.context)
 
     def write(self, folder: Path, state: Any) -> None:
-        """Copy `state` now, and write the copy into a file in `folder` in the background.
+        """Copy `state`, and start to write the copy into a file in `folder` in the background.
 
-        Raise WorkerMisuse if `state` has a value that cannot be stored.
+        Raise WorkerMisuse if `state` contains a value that cannot be stored.
         """
         import torch
 
@@ -50,7 +50,7 @@ class StateOfRank:
         self._behind.start(folder, write)
 
     def read(self, folder: Path) -> list[Any]:
-        """Return the states of all ranks that wrote into `folder`, in rank order.
+        """Return the states of all ranks that have written into `folder`, in rank order.
 
         Raise ConfigError if a file cannot be read.
         """
@@ -72,10 +72,13 @@ class StateOfRank:
 
 
 def state_for(worker: Worker, states: list[Any]) -> Any:
-    """Return the state that `worker` loads. `states`: the states of all ranks that saved, in rank order.
+    """Return the state that `worker` has to load.
 
-    If only rank 0 saved a state, return the state of rank 0 for every rank. Return None if no rank saved a state. Raise
-    ConfigError if other ranks saved states too and the number of ranks has changed since.
+    This is the state of rank 0 if all other ranks have saved None, else the state of the worker's own rank. Return None
+    if no state was saved. Raise ConfigError if ranks have saved states of their own and the number of ranks has
+    changed.
+
+    `states`: the states of all ranks that saved, in rank order.
     """
     if all(state is None for state in states[1:]):
         return states[0] if states else None
@@ -97,9 +100,10 @@ def _file_of(rank: int) -> str:
 
 
 def _copied(value: Any, path: str, worker: Worker) -> Any:
-    """Return a copy of a state, on the host. `path`: where `value` is in the state, for errors.
+    """Return a copy of `value`, a part of a state, in host memory.
 
-    Raise WorkerMisuse, which names the path, if a value cannot be stored.
+    `path`: where `value` is in the state, for errors. Raise WorkerMisuse, which names the path, if a value cannot be
+    stored.
     """
     import numpy as np
     import torch
@@ -127,9 +131,9 @@ def _copied(value: Any, path: str, worker: Worker) -> Any:
 
 
 def _restored(value: Any) -> Any:
-    """Return the state that `_copied` has copied, with NumPy arrays again. Each tensor has a storage of its own.
+    """Return a state as it was before `_copied`: with NumPy arrays where `_copied` has stored tensors for them.
 
-    The storages can be resized, as `Offloadable` requires.
+    Each tensor gets memory of its own, which can be freed in place, as `Offloadable` requires.
     """
     import torch
 

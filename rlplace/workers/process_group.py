@@ -24,7 +24,9 @@ _PAUSE_S = 0.01
 
 
 class ProcessGroup:
-    """A worker's membership in the default process group of torch.distributed. Owns the store where the ranks meet."""
+    """A worker's membership in torch.distributed's default process group. Owns the key-value store where the ranks
+    meet.
+    """
 
     def __init__(self, context: WorkerContext) -> None:
         self._context = context
@@ -34,7 +36,7 @@ class ProcessGroup:
         self._round = 0
 
     def join(self, backend: str | None, timeout_s: float) -> Any:
-        """Join the process group with all ranks, and return the group. A collective: all ranks must call this.
+        """Join the process group together with all ranks, and return the group. A collective: all ranks must call this.
 
         If the process group is open already, return it. `backend`: "nccl" or "gloo"; None: nccl on GPUs, else gloo.
         `timeout_s`: the most seconds until all ranks have joined, and the timeout of each collective.
@@ -60,7 +62,7 @@ class ProcessGroup:
         return _everyone(context)
 
     def close(self) -> None:
-        """Leave the process group, if this worker opened the group. Idempotent."""
+        """Leave the process group, if this worker has opened it. A second call does nothing."""
         if self._opened and dist.is_initialized():
             dist.destroy_process_group()
         self._opened = False
@@ -81,7 +83,9 @@ class ProcessGroup:
         )
 
     def _meet(self, timeout_s: float) -> None:
-        """Wait until all ranks have arrived. Raise ClusterError, which names the missing ranks, after `timeout_s`."""
+        """Wait until all ranks have called `join`. Raise ClusterError, which names the missing ranks, after `timeout_s`
+        seconds.
+        """
         context = self._context
         here = f"here {self._round} "
         self._store.set(f"{here}{context.rank}", "1")
@@ -110,9 +114,9 @@ class ProcessGroup:
 
 
 def _everyone(context: WorkerContext) -> Any:
-    """Return the default process group of torch.distributed.
+    """Return torch.distributed's default process group.
 
-    Raise WorkerMisuse if rank and size in the process group differ from rank and size in the worker group.
+    Raise WorkerMisuse if this worker's rank, or the number of ranks, is different there than in the worker group.
     """
     if (dist.get_rank(), dist.get_world_size()) != (context.rank, context.world_size):
         raise WorkerMisuse(

@@ -26,7 +26,7 @@ from rlplace.workers.worker import MoveReport
 
 
 class Registered:
-    """Keeps the modules, optimizers, tensors and engines of a worker that are offloaded with its component."""
+    """The modules, optimizers, tensors and engines of a worker that are offloaded together with its component."""
 
     def __init__(self, slot: Slot, device: Device) -> None:
         self._slot = slot
@@ -48,10 +48,10 @@ class Registered:
         }
 
     def add(self, things: tuple[Any, ...]) -> MoveReport:
-        """Register more objects; return the present residency and the bytes of all registered objects.
+        """Register objects to be offloaded; return the present residency and the bytes of all registered objects.
 
-        `things`: torch modules, optimizers, tensors, nested containers of tensors, or engines. Raise WorkerMisuse
-        before any registration if an object cannot be offloaded.
+        `things`: torch modules, optimizers, tensors, nested containers of tensors, or engines. Raise WorkerMisuse, and
+        register nothing, if one of them cannot be offloaded.
         """
         for thing in things:
             known = isinstance(thing, GenerationEngine)
@@ -71,9 +71,9 @@ class Registered:
         return self._report(self._residency)
 
     def account(self) -> None:
-        """Account on the device for the present bytes of all registered objects but engines.
+        """Record the present bytes of all registered objects except engines in the device's account.
 
-        Gradients and optimizer state appear with the first step, after the registration.
+        This must be repeated, because gradients and optimizer state are allocated only in the first step.
         """
         for part in self._parts.values():
             part.account()
@@ -83,10 +83,7 @@ class Registered:
         return self._residency
 
     def where(self, tensor: Tensor) -> Tensor:
-        """Return `tensor`, or a view of its host copy while it is offloaded.
-
-        The view has the shape and strides of `tensor`.
-        """
+        """Return `tensor`; while it is offloaded, return a view of its host copy with the same shape and strides."""
         for part in self._parts.values():
             there = part.where(tensor)
             if there is not tensor:
@@ -96,7 +93,7 @@ class Registered:
     def move(self, to: Residency) -> MoveReport:
         """Offload or onload the registered objects as residency `to` requires; return the new residency and the bytes.
 
-        Onloaded tensors are bitwise equal to the tensors before their offload.
+        A tensor that was offloaded and onloaded is bitwise equal to the tensor before.
         """
         # Offload first, to make room for what is onloaded.
         for engine in self._engines:
@@ -115,7 +112,7 @@ class Registered:
         return self._report(to)
 
     def begin_again(self) -> None:
-        """Discard unfinished answers of the registered engines, before an iteration is repeated."""
+        """Discard unfinished answers of the registered engines. Called before an iteration is repeated."""
         for engine in self._engines:
             engine.drop()
 
@@ -146,9 +143,9 @@ class Registered:
             yield from self._local(_tensors_in(dict(optimizer.state)))
 
     def _local(self, tensors: Any) -> Iterator[Tensor]:
-        """Yield the tensors that this rank holds: of a DTensor, its local shard.
+        """Yield the tensors that this rank has; for a DTensor, its local shard.
 
-        With a real GPU, skip tensors on the CPU.
+        If the worker has a real GPU, tensors on the CPU are left out.
         """
         real = self._device.torch_name != "cpu"
         for tensor in tensors:
@@ -176,7 +173,7 @@ def _is_module(thing: Any) -> bool:
 
 
 def _is_optimizer(thing: Any) -> bool:
-    """Return whether `thing` is a torch optimizer, or has an optimizer's attributes `param_groups` and `state`."""
+    """Return whether `thing` is a torch optimizer, or an object with the same attributes `param_groups` and `state`."""
     return isinstance(thing, torch.optim.Optimizer) or (
         hasattr(thing, "param_groups") and hasattr(thing, "state")
     )
@@ -189,7 +186,7 @@ def _gradients(parameters: Any) -> Iterator[Tensor]:
 
 
 def _tensors_in(thing: Any) -> Iterator[Tensor]:
-    """Yield `thing` if it is a tensor, or all tensors in nested mappings, lists and tuples."""
+    """Yield all tensors in `thing`: a tensor, or mappings, lists and tuples that contain tensors, nested at will."""
     if isinstance(thing, Tensor):
         yield thing
     elif isinstance(thing, Mapping):

@@ -17,11 +17,10 @@ _CLOSE_S = 5.0
 
 
 class FilesBehind:
-    """Writes a rank's checkpoint files, one checkpoint after the other, and reports each checkpoint.
+    """Writes a rank's files of a checkpoint in a background thread, one checkpoint after the other.
 
-    Owns the writing thread.
-
-    An error is reported as a failed checkpoint and does not end the worker: the run keeps the earlier checkpoint.
+    It reports in the checkpoint's folder whether the files are complete. After an error, the checkpoint is reported as
+    failed, and the worker continues: the run keeps the earlier checkpoint. Owns the thread.
     """
 
     def __init__(self, context: WorkerContext) -> None:
@@ -29,7 +28,7 @@ class FilesBehind:
         self._thread: threading.Thread | None = None
 
     def wait(self, timeout_s: float | None = None) -> None:
-        """Wait until the checkpoint that is being written is complete, if there is one.
+        """Wait until the files that are being written are complete, if there are any.
 
         `timeout_s`: the most seconds to wait; None: without a deadline.
         """
@@ -37,10 +36,10 @@ class FilesBehind:
             self._thread.join(timeout_s)
 
     def start(self, folder: Path, write: Callable[[], Iterable[str]]) -> None:
-        """Wait for the earlier checkpoint; then call `write` in a background thread.
+        """Wait until the earlier checkpoint is written, and then call `write` in a background thread.
 
         `folder`: folder of the checkpoint. `write`: creates this rank's files in `folder`, flushed to disk, and returns
-        the file names.
+        their names.
         """
         self.wait()
         name = f"{self._context.owner} writes {folder.name}"

@@ -9,9 +9,9 @@ VARIABLE = "OMP_NUM_THREADS"
 
 
 def threads() -> int:
-    """Return the number of torch threads for a worker: the first number of the variable OMP_NUM_THREADS.
+    """Return how many threads torch may use in a worker: the first number of the variable OMP_NUM_THREADS.
 
-    Return 1 if the variable is missing or has another form. `cluster.env_vars` of a config can set the variable.
+    Return 1 if the variable is missing or does not begin with a number. `cluster.env_vars` of a config can set it.
     """
     # Further numbers are for nested parallel regions.
     first = os.environ.get(VARIABLE, "1").partition(",")[0].strip()
@@ -21,10 +21,11 @@ def threads() -> int:
 
 
 def limit_threads() -> None:
-    """Limit torch in the calling thread to `threads()` threads, if this process has imported torch already.
+    """Limit torch in the calling thread to `threads()` threads. Do nothing if this process has not imported torch.
 
-    Without a limit, each worker that is a thread starts one torch thread per core, and these threads wait for each
-    other busily. torch reads OMP_NUM_THREADS once, at its import, and keeps one limit for each thread.
+    Without the limit, each worker that is a thread would start one torch thread per core, and all these threads would
+    take processor time while they wait for each other. torch reads OMP_NUM_THREADS only at its import, and has one
+    limit per thread.
     """
     torch = sys.modules.get("torch")
     # Another thread may still be importing it, with the variable as it is now.

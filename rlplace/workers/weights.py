@@ -53,12 +53,13 @@ def open_sender(
     verify_every: int = 0,
     delta_share: float = 0.0,
 ) -> WeightSender:
-    """Open and return the sender of a weight sync at the worker with `context`.
+    """Open and return the sender of a weight sync, for the worker with `context`.
 
     `channel`: name of the sync's channel. `target`: component that receives the weights. `ranks`: number of ranks of
-    `target`. `deliveries`: planned copies of the weights; without deliveries or a job folder, each target rank gets a
-    copy of its own. For device-to-device transfers, all ranks meet at the store of this group's rendezvous.
-    `verify_every` and `delta_share`: as in WeightSender.
+    `target`. `deliveries`: planned copies of the weights; if there are none, or no job folder, each target rank gets a
+    copy of its own. If GPUs send to GPUs directly, all ranks meet at the rendezvous of this worker's group.
+    `verify_every`: every n-th push has checksums; 0: none. `delta_share`: between nodes, send only the changed bytes if
+    they are at most this share of all bytes; 0: always send all.
     """
     component = context.slot.component
     if context.folder is None or not deliveries:
@@ -93,11 +94,11 @@ def open_receiver(
     deliveries: Sequence[Delivery] = (),
     engine: object = None,
 ) -> WeightReceiver:
-    """Open and return the receiver of a weight sync at the worker with `context`.
+    """Open and return the receiver of a weight sync, for the worker with `context`.
 
-    `channel`: name of the sync's channel. `deliveries`: planned copies of the weights; ignored without a job folder.
-    `engine`: the engine that loads the weights, if any; the method `load_from` of the engine is used if the engine
-    splits weights over several accelerators.
+    `channel`: name of the sync's channel. `deliveries`: planned copies of the weights; ignored if there is no job
+    folder. `engine`: generation engine that loads the weights, or None. If the engine has a method `load_from`, its own
+    workers receive the weights.
     """
     return receiver_of(
         context.channels[channel],
@@ -111,9 +112,10 @@ def open_receiver(
 
 
 def push_metrics(component: str, seconds: float, pushed: Mapping[str, int]) -> Metrics:
-    """Return the metrics of a push.
+    """Return the metrics of a push: seconds, bytes, and bytes per second.
 
-    `component`: the sender, prefix of the metric names. `seconds`: duration of the push. `pushed`: bytes by transport.
+    `component`: component that sends, first part of the metrics' names. `seconds`: duration of the push. `pushed`:
+    transport -> bytes.
     """
     pushed_bytes = sum(pushed.values())
     return {
@@ -130,10 +132,10 @@ def push_metrics(component: str, seconds: float, pushed: Mapping[str, int]) -> M
 def pull_metrics(
     component: str, received: ReceivedWeights, *, waited_s: float, loading_s: float
 ) -> Metrics:
-    """Return the metrics of a pull.
+    """Return the metrics of a pull: seconds, bytes, and bytes per second.
 
-    `component`: the receiver, prefix of the metric names. `waited_s`: seconds until all weights had arrived.
-    `loading_s`: seconds in which the arrived weights were loaded.
+    `component`: component that receives, first part of the metrics' names. `waited_s`: seconds until all weights had
+    arrived. `loading_s`: seconds in which the weights that had arrived were loaded.
     """
     seconds = waited_s + loading_s
     pulled_bytes = sum(received.transports.values())
@@ -159,7 +161,7 @@ def _device_of(context: WorkerContext) -> torch.device:
 
 
 class WeightEnds:
-    """Weight senders and receivers of one worker, opened at their first use.
+    """The senders and receivers of one worker for its planned weight syncs. Each is opened at its first use.
 
     Only the worker's thread uses this object.
     """
@@ -174,9 +176,9 @@ class WeightEnds:
         self._receivers: dict[str, WeightReceiver] = {}
 
     def push(self, version: int, to: str | None) -> Metrics:
-        """Send this rank's weights as `version`; return the metrics of the push.
+        """Send this rank's weights as version `version`, and return the metrics of the push.
 
-        `to`: the component that receives the weights; None: every component with a planned sync from this component.
+        `to`: component that receives the weights; None: every component with a planned sync from this component.
         """
         from rlplace.comm.weights.named import shards_of
 
@@ -197,9 +199,10 @@ class WeightEnds:
         }
 
     def pull(self, version: int, source: str | None) -> Metrics:
-        """Receive exactly `version` of the weights and load it into the worker's tensors or engine; return the metrics.
+        """Receive version `version` of the weights, load it into the worker's tensors or engine, and return the metrics
+        of the pull.
 
-        `source`: the component that sends the weights; None: the only component with a planned sync to this component.
+        `source`: component that sends the weights; None: the only component with a planned sync to this component.
         """
         from rlplace.comm.weights.named import fill
 
@@ -231,9 +234,9 @@ class WeightEnds:
             receiver.begin_again()
 
     def _syncs_to(self, target: str | None) -> list[WeightSync]:
-        """Return the planned syncs from this component to `target` (None: to any component).
+        """Return the planned syncs from this component to `target`; None: to any component.
 
-        Raise WeightSyncError if there are none.
+        Raise WeightSyncError if none is planned.
         """
         facts = self._context.facts
         syncs = facts.syncs_from(self._component) if facts else ()
@@ -245,9 +248,9 @@ class WeightEnds:
         return found
 
     def _sync_from(self, source: str | None) -> WeightSync:
-        """Return the planned sync from `source` (None: from any component) to this component.
+        """Return the planned sync from `source` to this component; None: from any component.
 
-        Raise WeightSyncError if there are none or several.
+        Raise WeightSyncError if none or several are planned.
         """
         facts = self._context.facts
         syncs = facts.syncs_to(self._component) if facts else ()
@@ -287,9 +290,10 @@ class WeightEnds:
         return self._receivers[sync.source]
 
     def _tensors(self, method: str) -> Mapping[str, Tensor]:
-        """Return the worker's `weights()`: tensors by name. `method`: the method that needs the weights, for errors.
+        """Return the result of the worker's `weights()`: name -> tensor.
 
-        Raise WeightSyncError if the result is no mapping of names to tensors, NotResident if tensors are offloaded.
+        `method`: the method that needs the weights, for errors. Raise WeightSyncError if the result is not a mapping of
+        names to tensors, NotResident if tensors are offloaded.
         """
         from rlplace.comm.weights.named import absent
 
@@ -312,9 +316,10 @@ class WeightEnds:
     def _compare(
         self, received: ReceivedWeights, own: Mapping[str, Tensor], source: str
     ) -> None:
-        """Raise WeightSyncError if received weights and own weights differ in names or shapes. Copy nothing.
+        """Raise WeightSyncError if the received weights and this worker's weights differ in names or shapes. Nothing is
+        copied.
 
-        `source`: the component that has sent the weights, for errors.
+        `own`: this worker's weights. `source`: component that has sent the weights, for errors.
         """
         from rlplace.comm.weights.named import misfits
 
@@ -343,9 +348,10 @@ class WeightEnds:
     def _load(
         self, engine: GenerationEngine, received: ReceivedWeights, source: str
     ) -> None:
-        """Have `engine` load the received weights. Raise WeightSyncError if names or shapes do not fit the engine.
+        """Load the received weights into `engine`. Raise WeightSyncError if names or shapes do not fit the engine's
+        model.
 
-        `source`: the component that has sent the weights, for errors.
+        `source`: component that has sent the weights, for errors.
         """
         from rlplace.workers.engines.weights import UnfitWeights
 
@@ -365,9 +371,9 @@ class WeightEnds:
 
 @contextlib.contextmanager
 def _called_together(sync: WeightSync, version: int) -> Iterator[None]:
-    """Return a context manager that adds a note to a ChannelTimeout of its block.
+    """Return a context manager that adds a hint to a ChannelTimeout that is raised in its `with` block.
 
-    The note says how to call both ends of the sync.
+    The hint says that the push and the pull of a sync must both be called before either is waited for.
     """
     try:
         yield
@@ -380,7 +386,9 @@ def _called_together(sync: WeightSync, version: int) -> Iterator[None]:
 
 
 def undeclared(worker: Worker) -> WeightSyncError:
-    """Return the error for a worker class without weights whose component is the source or target of a planned sync."""
+    """Return the error for a worker whose component takes part in a planned weight sync, but whose class has no
+    weights.
+    """
     context = worker.context
     component = context.slot.component
     kind = type(worker)
@@ -401,7 +409,9 @@ def undeclared(worker: Worker) -> WeightSyncError:
 
 
 def _place_of_weights(kind: type) -> Source | None:
-    """Return the source line of the method `weights` of a class, or of the class if it does not override the method."""
+    """Return the source line where the class `kind` defines the method `weights`; of the class itself if it does
+    not.
+    """
     from rlplace.workers.worker import Worker
 
     if vars(Worker)["weights"] is getattr(kind, "weights", None):
@@ -410,7 +420,9 @@ def _place_of_weights(kind: type) -> Source | None:
 
 
 def only_taken(worker: Worker) -> WeightSyncError:
-    """Return the error for a worker that would have to send the weights of an engine, which can only receive."""
+    """Return the error for a worker that should send weights but has only an engine, which can receive weights but not
+    send.
+    """
     wrong = codes.problem("bad-weights", worker.context.owner, error="of-engine")
     return WeightSyncError(wrong)
 
@@ -423,10 +435,10 @@ def _unplanned(
     asked: str | None,
     known: Sequence[str],
 ) -> WeightSyncError:
-    """Return the error for a pair of components without a planned sync.
+    """Return the error for a push or pull between two components without a planned sync.
 
     `method`: the called method. `pair`: (source, target). `keyword`: argument of the method that names the other
-    component. `asked`: value of that argument. `known`: components that this component has syncs with.
+    component. `asked`: value of that argument. `known`: components with which this component has planned syncs.
     """
     near = None
     if asked:
@@ -465,9 +477,9 @@ def _several(context: WorkerContext, sources: Sequence[str]) -> WeightSyncError:
 
 
 def _not_weights(returned: object) -> str | None:
-    """Return what is wrong with `returned`, a result of `weights`.
+    """Return a text that says why `returned` is not a valid result of `weights`; None if it is valid.
 
-    Return None for a mapping of names to dense tensors.
+    A valid result is a mapping of names to dense tensors that is not empty.
     """
     import torch
 

@@ -57,11 +57,12 @@ _AS_LAUNCHED: Any = object()
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Rendezvous:
-    """The address where the ranks of one group join a process group.
+    """The address where the ranks of one group meet to form a process group.
 
-    `port`: 0 for a class that needs no process of its own. `listen_fd`: on rank 0, the socket that listens at `port`
-    already; the code that uses the socket owns it. `master_port`: another port of `host`, kept free for rank 0, which
-    becomes MASTER_PORT. `timeout_s`: the most seconds until all ranks have joined.
+    `port`: port of `host` at which rank 0 listens; 0 for a class without `needs_own_process`. `listen_fd`: on rank 0,
+    the socket that already listens at `port`; the code that uses the socket owns it. `master_port`: another port of
+    `host`, kept free for rank 0, for the variable MASTER_PORT. `timeout_s`: the most seconds until all ranks have
+    joined.
     """
 
     host: str
@@ -73,9 +74,9 @@ class Rendezvous:
 
 @dataclasses.dataclass(slots=True, kw_only=True)
 class WorkerContext:
-    """A worker's place in its job, with its channels and devices.
+    """A worker's place in its job, with its channels and accelerators.
 
-    The launcher makes it; the worker's process owns it.
+    The launcher makes it, in the worker's process.
     """
 
     slot: Slot
@@ -103,7 +104,7 @@ class WorkerContext:
 
     @property
     def owner(self) -> str:
-        """This worker's name in errors and statistics."""
+        """This worker's name in errors and statistics, such as "actor rank 0"."""
         return self.slot.owner
 
     @property
@@ -111,9 +112,9 @@ class WorkerContext:
         return logging.getLogger(f"rlplace.{self.slot.component}.{self.slot.rank}")
 
     def check_cancelled(self, method: str) -> None:
-        """Raise ChannelBroken if another worker has failed or the run is ending.
+        """Raise ChannelBroken if another worker has failed or the run is ending. Long methods call this repeatedly.
 
-        `method`: the running method, for errors.
+        `method`: name of the running method, for the error.
         """
         if self.cancelled.is_set():
             raise cancelled(self.owner, method)
@@ -130,14 +131,15 @@ class MoveReport:
 
 
 class Worker:
-    """Base class of all workers: one rank of a component. The worker group offers each public method by its name.
+    """Base class of all workers. A worker is one rank of a component. Its public methods can be called on the worker
+    group.
 
-    `self.config` is the value that `create_group` was given. The constructor of a subclass may have the arguments
+    `self.config` is the value that was passed to `create_group`. The constructor of a subclass may have the arguments
     `(self)`, `(self, config)` or `(self, config, context)`, and may call `super().__init__(...)` with any of them:
-    `self.config` and `self.context` are set before the constructor runs. The constructor must be cheap: heavy imports
+    `self.config` and `self.context` are set before the constructor runs. The constructor must be cheap; slow imports
     belong in `setup`.
 
-    A method may be an `async def`: the call ends when the coroutine ends.
+    A method may be an `async def`: a call then ends when the coroutine ends.
     """
 
     # True for a class that joins a process group: `context.rendezvous` is open, and no two ranks share a process.
@@ -186,16 +188,16 @@ class Worker:
     def create_group(
         cls, config: Any = None, facts: JobFacts | None = None
     ) -> GroupBuilder:
-        """Return a builder of worker groups, whose `launch` starts one process per slot.
+        """Return a builder of worker groups. Its method `launch` starts one process per slot.
 
         ::
 
             create_group(config).launch(cluster, name=..., placement_strategy=...)
 
-        `config`: any value, which becomes `self.config` of each worker. `facts`: numbers of ranks and weight syncs of
-        the job, equal for all of its groups; see `rlplace.workers.facts.facts_of`. Raise WorkerMisuse if the
-        constructor of the class needs other arguments than `config` and `context`, or a method has a name that
-        WorkerGroup uses itself.
+        `config`: any value; it becomes `self.config` of each worker. `facts`: numbers of ranks and weight syncs of the
+        job, equal for all of its groups; see `rlplace.workers.facts.facts_of`. Raise WorkerMisuse if the constructor of
+        the class needs other arguments than `config` and `context`, or if a method has a name that WorkerGroup uses
+        itself.
         """
         from rlplace.workers.launch.construction import check_constructor
         from rlplace.workers.launch.group import GroupBuilder, check_methods
@@ -207,28 +209,31 @@ class Worker:
     # ── called by the launcher and the loop ──────────────────────────────────────────────────────────────────────────
 
     def setup(self) -> None:
-        """Import libraries, build the worker's state and connect. Called once, before all other methods.
+        """Import libraries, create the worker's state, and connect to other ranks. Called once, before all other
+        methods.
 
-        The worker must have residency OFF at the end; objects that were passed to `offload` leave the accelerators
-        automatically then. Collectives among the ranks of the group are allowed.
+        After `setup`, the worker must have residency OFF: objects that were passed to `offload` are then offloaded
+        automatically. Collectives among the ranks of the group are allowed.
         """
 
     def move(self, to: Residency) -> MoveReport:
-        """Bring this rank's state on or off its accelerators; return the new residency and the measured bytes.
+        """Offload or onload this rank's state as residency `to` requires; return the new residency and the measured
+        bytes.
 
-        Only objects that were passed to `offload` move. A move to the present residency changes nothing. `Loop._move`
-        calls this as `placement.schedule.schedule_of` has decided. Raise AcceleratorOutOfMemory if an object has no
-        room; this object stays where it was.
+        Only objects that were passed to `offload` are moved. If the rank has residency `to` already, nothing changes.
+        The loop of a run calls this at the beginning of a stage, as the plan says. Raise AcceleratorOutOfMemory if an
+        object does not fit; this object stays where it was.
         """
         if self._registered is not None:
             return self._registered.move(to)
         return MoveReport(residency=to, accelerator_bytes=0, host_bytes=0)
 
     def begin_again(self, iteration: int) -> Metrics:
-        """Discard this rank's data of `iteration`, which is repeated because some worker of the job was replaced.
+        """Discard this rank's data of `iteration`, which will be repeated because a worker of the job was replaced;
+        return metrics.
 
-        Return metrics, by default none. Called on all ranks, replaced ranks too, while no rank is working and all
-        channels are empty.
+        The base class returns none. Called on all ranks, including those that were replaced, while no rank is working
+        and all channels are empty.
         """
         if self._weight_ends is not None:
             self._weight_ends.begin_again()
@@ -239,32 +244,32 @@ class Worker:
     # ── state that a checkpoint keeps ────────────────────────────────────────────────────────────────────────────────
 
     def save_state(self) -> Any:
-        """Return the state from which the next iteration can go on, for a checkpoint. By default None.
+        """Return the state that a checkpoint needs, so that the next iteration can continue from it. By default None.
 
-        A state consists of dicts, lists, tuples, numbers, texts, bytes, None, tensors and NumPy arrays, nested. If all
-        ranks have the same state, return it on rank 0 and None on the others. Tensors need no copy: the caller copies
-        them before the worker continues, also tensors that `offload` has moved to the host.
+        A state consists of dicts, lists, tuples, numbers, texts, bytes, None, tensors and NumPy arrays, nested at will.
+        If all ranks have the same state, return it on rank 0, and None on all other ranks. Tensors need no copy: the
+        caller copies them before the worker continues, including tensors that are offloaded.
         """
         return None
 
     def load_state(self, state: Any) -> None:
-        """Load a state that `save_state` has returned; its tensors are on the host.
+        """Load a state that `save_state` has returned. Its tensors are on the host.
 
-        Called at most once, after `setup`.
+        Called at most once, after `setup`. By default do nothing.
         """
 
     def load_states(self, states: list[Any]) -> None:
-        """Load this rank's state, given the states of all ranks that saved.
+        """Load this rank's state from the states of all ranks that saved.
 
-        Override it if the number of ranks may change. `states`: in rank order. By default each rank loads its own
-        state, or the state of rank 0 if all others are None.
+        By default each rank loads its own state, or the state of rank 0 if all other ranks have saved None. Override
+        this method if the number of ranks may differ from the saved number. `states`: in rank order.
         """
         from rlplace.workers.own_state import state_for
 
         self.load_state(state_for(self, states))
 
     def write_state(self, folder: str) -> Metrics:
-        """Copy the result of `save_state` and write the copy into `folder` in the background. Return no metrics.
+        """Copy the result of `save_state`, and write the copy into `folder` in the background. Return no metrics.
 
         The loop of a run calls this.
         """
@@ -303,11 +308,11 @@ class Worker:
     # ── weights that go to another component, or come from one ───────────────────────────────────────────────────────
 
     def weights(self) -> Mapping[str, Tensor]:
-        """Return the tensors of this rank that are sent to another component or filled by another component, by name.
+        """Return the tensors that a weight sync sends from this rank, or fills on this rank: name -> tensor.
 
         Override this method, or call `weights_of`. Return the tensors themselves, not copies. Source and target must
-        use the same names. The ranks of a source must have the same values, or DTensors, as FSDP has. Each rank of a
-        target gets whole tensors, in the dtype of its own tensors; of a DTensor, the rank gets its own shard.
+        use the same names. The ranks of a source must have equal tensors, or DTensors, as with FSDP. Each rank of a
+        target gets whole tensors, in the dtypes of its own tensors; if its tensor is a DTensor, it gets its own shard.
         """
         if self._engine_of_weights is not None:
             from rlplace.workers.weights import only_taken
@@ -322,9 +327,10 @@ class Worker:
         return tensors_of(self._module_of_weights)
 
     def weights_of(self, module: nn.Module | GenerationEngine) -> None:
-        """Let `weights` return the parameters and buffers of `module`. Call this once, in `setup`.
+        """Use the parameters and buffers of `module` as the result of `weights`. Call this once, in `setup`.
 
-        If `module` is an engine, the engine loads the weights that `pull_weights` receives; it cannot send weights.
+        If `module` is a GenerationEngine, `pull_weights` loads the received weights into it. An engine cannot send
+        weights.
         """
         from rlplace.workers.engines.generation import GenerationEngine
 
@@ -334,28 +340,30 @@ class Worker:
             self._module_of_weights = module
 
     def weights_loaded(self, version: int) -> None:
-        """React to new weights: `pull_weights` calls this after it has loaded `version`. By default do nothing."""
+        """React to new weights. `pull_weights` calls this after it has loaded version `version`. By default do
+        nothing.
+        """
 
     def push_weights(self, version: int, to: str | None = None) -> Metrics:
-        """Send this rank's weights as `version`; return the metrics of the push.
+        """Send this rank's weights as version `version`, and return the metrics of the push.
 
         Call this on the whole group, together with `pull_weights` of the receiving group::
 
             wait_all([learner.push_weights(version), sampler.pull_weights(version)])
 
-        `version`: greater than all versions before. `to`: the component that receives the weights; None: every
-        component with a planned sync from this component. Between nodes, or between threads, the push ends once the
-        receivers have taken all bytes. Raise WeightSyncError if no sync is planned or `weights` is wrong, NotResident
-        if the weights are offloaded, and the errors of a channel.
+        `version`: greater than all versions before. `to`: component that receives the weights; None: every component
+        with a planned sync from this component. Between nodes, or between threads, the push ends when the receivers
+        have taken all bytes. Raise WeightSyncError if no sync is planned or the result of `weights` is wrong,
+        NotResident if the weights are offloaded, and the errors of a channel.
         """
         return self._ends_of_weights().push(version, to)
 
     def pull_weights(self, version: int, source: str | None = None) -> Metrics:
-        """Wait for exactly `version` of the weights, and copy it in place into the tensors of `weights`.
+        """Wait for version `version` of the weights, copy it into the tensors of `weights`, and return the metrics of
+        the pull.
 
-        Return the metrics of the pull. `source`: the component that sends the weights; None: the only component with a
-        planned sync to this component. The copy begins after all weights have arrived with the expected names and
-        shapes.
+        `source`: component that sends the weights; None: the only component with a planned sync to this component.
+        Nothing is copied before all weights have arrived with the expected names and shapes.
         """
         metrics = self._ends_of_weights().pull(version, source)
         self.weights_loaded(version)
@@ -369,7 +377,7 @@ class Worker:
         return self._weight_ends
 
     def _require_weights(self) -> None:
-        """Raise WeightSyncError if a planned sync needs weights of this component, and the class has none."""
+        """Raise WeightSyncError if this component takes part in a planned weight sync, but the class has no weights."""
         component = self.context.slot.component
         facts = self.context.facts
         kind = type(self)
@@ -385,11 +393,13 @@ class Worker:
             raise undeclared(self)
 
     def onload(self) -> MoveReport:
-        """Bring all state onto the accelerators; return the result of `move(Residency.FULL)`."""
+        """Bring all registered state onto the accelerators; return the new residency and the measured bytes, as `move`
+        does.
+        """
         return self.move(Residency.FULL)
 
     def close(self) -> None:
-        """Release all resources of the worker. Called once, also after a failure; must not block."""
+        """Release all resources of the worker. Called once, also after a failure. Must not block."""
 
     # ── the worker's place ───────────────────────────────────────────────────────────────────────────────────────────
 
@@ -405,12 +415,12 @@ class Worker:
 
     @functools.cached_property
     def component(self) -> str:
-        """Name of the worker's component, with which the group was launched."""
+        """Name of the worker's component. It is the name with which the group was launched."""
         return self.context.slot.component
 
     @functools.cached_property
     def log(self) -> logging.Logger:
-        """Logger of this worker, from level INFO on. Its lines go to the same place as the worker's standard error."""
+        """Logger of this worker, from level INFO on. Its lines go where the worker's standard error goes."""
         return self.context.log
 
     # ── channels and messages ────────────────────────────────────────────────────────────────────────────────────────
@@ -418,8 +428,8 @@ class Worker:
     def channel(self, name: str) -> Channel:
         """Return this worker's end of the channel `name`.
 
-        Known channels are the channels of `launch(..., channels=...)`, or without this argument all channels that the
-        cluster had made before the launch, and the channels that were arguments of a method call since. Raise
+        A worker knows the channels of `launch(..., channels=...)`; without this argument, all channels that the cluster
+        had made before the launch. It also knows channels that were arguments of an earlier method call. Raise
         WorkerMisuse for any other name.
         """
         channels = self.context.channels
@@ -442,18 +452,19 @@ class Worker:
         )
 
     def world_size_of(self, component: str) -> int:
-        """Return the number of workers in the group of `component`. Raise WorkerMisuse if the group is unknown."""
+        """Return the number of workers in the group of `component`. Raise WorkerMisuse if there is no such group."""
         return self.context.messages.world_size(self.context.owner, component)
 
     def send(
         self, value: Any, to: str, rank: int = 0, *, timeout_s: float | None = None
     ) -> None:
-        """Send a value to rank `rank` of the launched group `to`, which may be this worker's group.
+        """Send `value` to rank `rank` of the launched group `to`, which may be this worker's own group. The receiver
+        calls `recv`.
 
-        The receiver calls `recv`. `value`: anything that can be pickled, with arrays and tensors nested in any way; it
-        travels as in a channel, by shared memory or sockets. A tensor on a GPU arrives as a tensor on the host. The
-        receiver's mailbox holds 64 messages for all ranks of a group on one node. Wait until the mailbox has room, at
-        most `timeout_s` seconds (None: 120).
+        `value`: any value that can be pickled, including nested arrays and tensors. It travels as in a channel, by
+        shared memory or sockets. A tensor on a GPU arrives as a tensor on the host. `timeout_s`: the most seconds to
+        wait until the receiver's mailbox has room; None: 120. A mailbox holds 64 messages, for all ranks of a group on
+        one node.
 
         Raise WorkerMisuse if the receiver does not exist, ChannelBroken at once if the receiver's group has ended,
         ChannelTimeout if the mailbox stays full.
@@ -465,18 +476,20 @@ class Worker:
     ) -> Any:
         """Wait for the next message from rank `rank` of the launched group `source`, and return its value.
 
-        Messages of one sender keep their order. This worker may change the value; its tensors are on the host. Wait at
-        most `timeout_s` seconds (None: 120). Raise WorkerMisuse if the sender does not exist, ChannelBroken within a
-        second if the sender's group has ended and no message of the sender is left, ChannelTimeout at the deadline.
+        Messages of one sender keep their order. This worker may change the value; its tensors are on the host.
+        `timeout_s`: the most seconds to wait; None: 120. Raise WorkerMisuse if the sender does not exist,
+        ChannelTimeout at the deadline, and ChannelBroken within a second if the sender's group has ended and none of
+        the sender's messages is left.
         """
         return self._recv(source, rank, timeout_s)
 
     def send_async(
         self, value: Any, to: str, rank: int = 0, *, timeout_s: float | None = None
     ) -> Work:
-        """Begin a `send` in the background, with the arguments of `send`; return the running operation.
+        """Begin to send `value` in the background, with the arguments of `send`; return an object for the running
+        operation.
 
-        End the operation with `await` or its `wait()`. The value must not change before the end.
+        Wait for its end with `await`, or with its method `wait()`. The value must not change before the end.
         """
         context = self.context
         return self._lanes.begin(
@@ -487,9 +500,10 @@ class Worker:
     def recv_async(
         self, source: str, rank: int = 0, *, timeout_s: float | None = None
     ) -> Work:
-        """Begin a `recv` in the background, with the arguments of `recv`; return the running operation.
+        """Begin to wait for a message in the background, with the arguments of `recv`; return an object for the running
+        operation.
 
-        `await` of the operation, or its `wait()`, returns the message.
+        `await` of this object, or its method `wait()`, returns the value of the message.
         """
         return self._lanes.begin(
             ("recv", source, rank), lambda: self._recv(source, rank, timeout_s)
@@ -498,9 +512,10 @@ class Worker:
     def broadcast(
         self, value: Any = None, *, root: int = 0, timeout_s: float | None = None
     ) -> Any:
-        """Return the `value` of rank `root` on all ranks of the group. All ranks must call this, in the same order.
+        """Return the `value` of rank `root`, on all ranks of the group. All ranks must call this, in the same order.
 
-        The `value` of other ranks is ignored. `timeout_s` and the errors are as in `send` and `recv`.
+        The `value` of all other ranks is ignored. `timeout_s`: the most seconds to wait; None: 120. Raise the errors of
+        `send` and `recv`.
         """
         context = self.context
         slot = context.slot
@@ -536,9 +551,9 @@ class Worker:
         `things`: torch modules (parameters and buffers are on the accelerators at residencies WEIGHTS and FULL,
         gradients at FULL), optimizers (their state is on the accelerators at FULL), tensors or mappings of tensors (at
         WEIGHTS and FULL). A GenerationEngine registers itself. Tensor objects stay; only their memory is freed and
-        allocated again. Registered objects stay where they are until the next move; objects registered in `setup` leave
-        at its end. On emulated accelerators the bytes are accounted for. Raise WorkerMisuse if an object cannot be
-        offloaded, AcceleratorOutOfMemory if the bytes do not fit.
+        allocated again. Registered objects stay where they are until the next move; objects that `setup` has registered
+        are offloaded at its end. On emulated accelerators, the bytes are only counted. Raise WorkerMisuse if an object
+        cannot be offloaded, AcceleratorOutOfMemory if the bytes do not fit.
         """
         if not things:
             return self.move(Residency.OFF)
@@ -551,21 +566,21 @@ class Worker:
     # ── metrics ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
     def timer(self, name: str) -> AbstractContextManager[None]:
-        """Return a context manager that measures the seconds of its block: `with self.timer("simulate"): ...`.
+        """Return a context manager that measures the seconds of its `with` block: `with self.timer("simulate"): ...`.
 
-        The seconds are added to the metric `<component>/<name>_s` until `take_metrics`; the maximum over ranks is
-        reported. They also appear in the record of the call, which the timeline of a run shows. Timers may be nested.
+        The seconds are added to the metric `<component>/<name>_s` until `take_metrics`. The run reports the maximum
+        over ranks. The block also appears as a part of the method call in the run's timeline. Timers may be nested.
         """
         return self._collected.timer(self.context.slot.component, name)
 
     def metric(
         self, name: str, value: Any, *, reduce: Reduction = "mean", weight: float = 1.0
     ) -> None:
-        """Add a number to the metric `<component>/<name>`, or to the metric `name` if it contains a `/`.
+        """Add a number to the metric `<component>/<name>`, or to the metric `name` if `name` contains a `/`.
 
-        `reduce`: mean, sum, max or min; it combines the numbers of a metric until `take_metrics`, and then the numbers
-        of all ranks. `weight`: weight of the number in a mean. If a method returns a mapping of names to numbers, these
-        become metrics too, as means. Raise WorkerMisuse if `value` is no number, or if a metric gets two different
+        `reduce`: mean, sum, max or min. It combines the numbers of a metric until `take_metrics`, and then the numbers
+        of all ranks. `weight`: weight of the number in a mean. The numbers in a mapping that a method returns also
+        become metrics, as means. Raise WorkerMisuse if `value` is not a number, or if a metric gets two different
         reductions.
         """
         context = self.context
@@ -574,11 +589,11 @@ class Worker:
         )
 
     def take_metrics(self) -> Metrics:
-        """Return the metrics collected since the last `take_metrics`, and clear them.
+        """Return the metrics that were collected since the last `take_metrics`.
 
-        Metrics come from `timer`, `metric` and results of methods. The loop of a run calls this on every group after
-        each stage, and writes the reduced numbers into the run's metrics. A custom loop calls
-        `reduce_metrics(group.take_metrics().wait())`.
+        Metrics come from `timer`, `metric` and the results of methods. The loop of a run calls this on every group
+        after each stage, combines the numbers of all ranks, and writes them into the run's metrics. In a loop of your
+        own, call `reduce_metrics(group.take_metrics().wait())`.
         """
         return self._collected.take()
 
@@ -587,15 +602,17 @@ class Worker:
     def process_group(
         self, backend: str | None = None, *, timeout_s: float = TIMEOUT_S
     ) -> Any:
-        """Join the default process group of torch.distributed with all ranks of the group, and return it.
+        """Join torch.distributed's default process group together with all ranks of the worker group, and return it. A
+        collective.
 
-        A collective, for classes with `needs_own_process = True`. `backend`: "nccl" or "gloo"; None: nccl on GPUs, else
-        gloo. `timeout_s`: the most seconds until all ranks have joined, and the timeout of each collective. A second
-        call returns the open process group. The worker leaves it when the worker closes.
+        Only for classes with `needs_own_process = True`. `backend`: "nccl" or "gloo"; None: nccl on GPUs, else gloo.
+        `timeout_s`: the most seconds until all ranks have joined, and the timeout of each collective. A second call
+        returns the open process group. The worker leaves the process group when it is closed.
 
         A plain `torch.distributed.init_process_group()` works as well: RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE,
         MASTER_ADDR and MASTER_PORT are set before the constructor runs. Raise WorkerMisuse for a class without
-        `needs_own_process`, or if the open process group has other ranks; ClusterError, which names the missing ranks.
+        `needs_own_process`, or if the open process group has other ranks. Raise ClusterError, which names the missing
+        ranks, if not all ranks join in time.
         """
         if not self.needs_own_process:
             raise WorkerMisuse(
@@ -618,7 +635,7 @@ class Worker:
         self._collected.begin_call()
 
     def _end_call(self, method: str, result: Any) -> None:
-        """Collect the metrics in a method's result, and account for memory that the method has changed.
+        """Collect the metrics in a method's result, and record memory that the method has allocated or freed.
 
         Called after each method that has ended without an error. After `setup`, also offload the registered objects.
         """
@@ -633,7 +650,7 @@ class Worker:
 
 
 class RoleWorker(Worker):
-    """Base class of the workers that come with rlplace. Owns opened resources, and closes them in reverse order."""
+    """Base class of the workers that come with rlplace. Owns opened resources, and closes the last opened one first."""
 
     # The metrics and messages of these workers are handled by the run itself.
     with_tools: ClassVar[bool] = False
@@ -653,10 +670,11 @@ class RoleWorker(Worker):
     def create_group(
         cls, config: Any = None, facts: JobFacts | None = None
     ) -> GroupBuilder:
-        """Return a builder of worker groups for a component of a job. `config`: the result of `Job.arguments`.
+        """Return a builder of worker groups for a component of a job.
 
-        `facts`: as in `Worker.create_group`. Raise WorkerMisuse if `config` is None or a mapping, such as the config of
-        a whole job, which `rlplace.FSDPActor` and similar classes take.
+        `config`: the result of `Job.arguments`. `facts`: numbers of ranks and weight syncs of the job. Raise
+        WorkerMisuse if `config` is None or a mapping, such as the config of a whole job, which `rlplace.FSDPActor` and
+        similar classes take.
         """
         if config is None or isinstance(config, Mapping):
             raise WorkerMisuse(
@@ -672,7 +690,7 @@ class RoleWorker(Worker):
     def _require(self, needs: Residency, method: str) -> None:
         """Raise NotResident if the residency is below `needs`.
 
-        `method`: the method that needs the memory, for errors.
+        `method`: name of the method that needs the memory, for the error.
         """
         if self.residency < needs:
             raise not_resident(
@@ -706,9 +724,9 @@ def cancelled(owner: str, method: str) -> ChannelBroken:
 def out_of_step(
     owner: str, error: str, *, got: str, expected: str, **facts: Any
 ) -> ChannelMisuse:
-    """Return the error for a message of an unexpected step, stage group or row.
+    """Return the error for a message that does not belong to the expected iteration, step, group or row.
 
-    `owner`: name of the receiver. `error`: name of one of the texts of the error code. `got`: description of the
+    `owner`: name of the receiver. `error`: name of one of the texts of this error's code. `got`: description of the
     message. `expected`: description of the expected message. `facts`: further values for the text.
     """
     unexpected = problem(

@@ -260,7 +260,7 @@ class TransformersEngine(ModuleEngine):
         """Begin the next waiting answer: run one forward pass over its tokens so far, draw its next token, and put it
         into the batch.
 
-        Waiting answers to the same prompt that have no tokens yet share this pass. Return the number of tokens of the
+        Waiting answers of the same request that have no tokens yet share this pass. Return the number of tokens of the
         pass.
 
         `cache`: gets the keys and values of the tokens.

@@ -94,8 +94,8 @@ class _Running(NamedTuple):
 class VllmEngine:
     """A TextEngine that runs vLLM in this process. Owns vLLM's engine, its process group and the answers in flight.
 
-    A process can have only one. If answers are in flight, `load` keeps their tokens, and recomputes their KV cache with
-    the new weights.
+    A process can have only one such engine. If answers are in flight, `load` keeps their tokens, and recomputes their
+    KV cache with the new weights.
     """
 
     def __init__(self, settings: EngineSettings, *, device: Device, owner: str) -> None:

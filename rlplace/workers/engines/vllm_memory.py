@@ -68,10 +68,10 @@ class EngineMemory(ABC):
         self.residency = Residency.FULL
 
     def held(self) -> Held:
-        """Return the bytes that the engine has: for each accelerator field, those of the worker with most; for the
-        host, of all.
+        """Return the bytes that the engine has.
 
-        `host` is the sum over all workers, because they share the host.
+        The fields for the accelerator are those of the worker with the largest value. `host` is the sum over all
+        workers.
         """
         workers = self._measure()
         # The largest of each field

@@ -194,7 +194,7 @@ _ALIGNMENT = 64
 class SharedBucket:
     """Whole weights in memory of the process `pid`, which keeps this memory until the next bucket is requested.
 
-    `file`: descriptor of the memory in this process. `size_bytes`: size of the memory in use.
+    `file`: descriptor of the memory in the process `pid`. `size_bytes`: number of bytes in use.
     """
 
     pid: int

@@ -25,9 +25,10 @@ class Clock:
         return time.time()
 
     def wait_all(self, pending: Sequence[Pending], timeout_s: float) -> list[list[Any]]:
-        """Wait for all calls in `pending`, at most `timeout_s` seconds; `group.wait_all` says which errors this raises.
+        """Wait until all calls in `pending` have ended. Return one list of results for each element of `pending`, in
+        rank order.
 
-        Return one list of results for each call, in rank order.
+        Raise WorkerError if a call fails, WorkerTimeout after `timeout_s` seconds.
         """
         return wait_all(pending, timeout_s)
 

@@ -525,9 +525,9 @@ class Cluster:
     ) -> None:
         """Restart the lost ranks on their slots, empty all channels, and let all groups take calls again.
 
-        The groups must be of a class that outlasts failures, and no rank may be working. `lost`: the result of
-        `with_peers`. `make_room`: called with `lost` before the set-up of the new workers, to move other workers off
-        the accelerators.
+        Only for groups that outlast failures, and only while no rank is working. `lost`: the result of `with_peers`.
+        `make_room`: called with `lost` before the set-up of the new workers, to move other workers off the
+        accelerators.
 
         Raise ClusterError or WorkerError if a worker cannot be restarted. If workers are not ready after
         `ray.start_timeout_s`, raise WorkerTimeout, or WorkerError if all late workers have the same accelerators.
@@ -569,11 +569,12 @@ class Cluster:
         self._launcher.empty(self._channels.values())
 
     def move(self, component: str, rank: int) -> list[Slot]:
-        """Replace the accelerators of a rank by unused ones of the same node, also for all other ranks on these
-        accelerators.
+        """Plan other accelerators of the same node for a rank, and for all ranks that have the same accelerators as
+        this rank.
 
-        Return the new slots, whose ranks must be restarted; return an empty list if too few accelerators are free. The
-        new accelerators have the same kind and memory, and get the same ranks, so the plan's memory proof still holds.
+        Return the new slots, whose ranks must be restarted; return an empty list if too few accelerators are unused.
+        The new accelerators have the same kind and memory, and get the same ranks, so the plan's memory proof still
+        holds.
         """
         bad = self._specs[component].slots[rank]
         node = self.topology.nodes[bad.node]
@@ -673,7 +674,7 @@ class Cluster:
         self._tell_line(f"  {what}, {time.perf_counter() - self._began:.1f} s")
 
     def _tell_ready(self, setup: Pending) -> None:
-        """Report that a group is ready when its `setup` has succeeded on all ranks. Do not wait for it.
+        """Have a group reported as ready as soon as its `setup` has succeeded on all ranks. Return at once.
 
         `setup`: the started calls of `setup`.
         """
@@ -781,7 +782,7 @@ class InlineLauncher:
     """Runs each worker as a thread of this process.
 
     A thread cannot be stopped from outside. After a cancellation, a worker ends when it waits on a channel or checks
-    `context.cancelled`, else when its method returns. The driver does not wait for this.
+    `context.cancelled`, else when its method returns. The driver does not wait for its end.
     """
 
     restarts_workers = False

@@ -71,7 +71,8 @@ class Call(concurrent.futures.Future[Any]):
     """The future result of one method call on one worker: a value or a WorkerError.
 
     `record`: the worker's times of the call. `failed_at_s`: time of the failure. `stopped`: the call failed only
-    because its worker was stopped or an earlier call failed. `work`: the call that errors name instead of this one.
+    because its worker was stopped or an earlier call failed. `work`: the call of the same message that errors name
+    instead of this call; None: errors name this call.
     """
 
     # The worker's record of the call, set once the call has succeeded
@@ -197,7 +198,7 @@ class Pending:
         return wait_all([self], timeout_s)[0]
 
     def fail_late(self, failure: Failure) -> None:
-        """End all calls that are not done with `failure`, as if their workers had died."""
+        """Let each call that has no result yet fail with `failure`, as if its worker had died."""
         with self.group._lock:
             for call in self.calls:
                 if not call.done():
@@ -205,8 +206,8 @@ class Pending:
 
 
 def wait_all(pending: Sequence[Pending], timeout_s: float = WAIT_S) -> list[list[Any]]:
-    """Wait until all calls in `pending` have ended; return one list of results for each, in the order of `pending` and
-    by rank.
+    """Wait until all calls in `pending` have ended. Return one list of results for each element of `pending`, in rank
+    order.
 
     If a call fails, cancel the groups of all these calls, and raise the failure that most likely caused all others.
     Later calls of these groups raise the same error. Raise WorkerTimeout after `timeout_s` seconds, without cancelling.
@@ -245,10 +246,10 @@ def wait_until(calls: Sequence[Call], timeout_s: float, until: str) -> None:
 def _fail_together(
     groups: Sequence[WorkerGroup], calls: Sequence[Call]
 ) -> BaseException:
-    """Wind all groups down, and return the failure that most likely caused all others. Later calls of the groups raise
-    it.
+    """Cancel all groups and wait until they have ended. Return the failure that most likely caused all others.
 
-    `calls`: the calls that were waited for; at least one of them has failed.
+    Later calls of these groups raise this failure. `calls`: the calls that were waited for; at least one of them has
+    failed.
     """
     for group in groups:
         group.cancel("a worker group it was waited for with failed")
@@ -367,8 +368,9 @@ class WorkerGroup:
     """All ranks of a component.
 
     Each public method of the worker class can be called on the group: `group.method(args)` starts the method on all
-    ranks and returns a Pending. A group ends by `close`. It also ends after a failure, unless its ranks `outlast`
-    failures: running calls are then cancelled, and the ranks are stopped. Thread-safe.
+    ranks and returns a Pending. A group ends by `close`. It also ends after a failure: running calls are cancelled, and
+    the ranks are stopped. If `outlast` is not "stop", the ranks are kept instead, and take calls again after `go_on`.
+    Thread-safe.
     """
 
     # What sound ranks do when a rank of any group has failed: stop with all others; give up their call and stay for
@@ -437,10 +439,10 @@ class WorkerGroup:
         return self._caller(method, range(self.world_size))
 
     def execute_on(self, *ranks: int | Iterable[int]) -> Ranks:
-        """Return a selection of the group's ranks, on which methods can be called: `group.execute_on(0,
-        2).method(...)`.
+        """Return a selection of the group's ranks, on which methods can be called.
 
-        `ranks`: numbers, or iterables of numbers. Raise PlacementError if a rank does not exist or no rank is named.
+        Example: `group.execute_on(0, 2).method(...)`. `ranks`: numbers, or iterables of numbers. Raise PlacementError
+        if a rank does not exist or no rank is named.
         """
         chosen = [
             r for item in ranks for r in ([item] if isinstance(item, int) else item)
@@ -706,14 +708,14 @@ class WorkerGroup:
     def lost(self) -> dict[int, Call]:
         """Return the ranks that must be restarted after a failure, each with its failed call.
 
-        A rank is lost if its call did not end in time, or failed by more than a broken or late channel. Valid after
-        `wait_wound_down`.
+        A rank is lost if its call did not end in time, or failed with an error other than a broken or late channel.
+        Valid after `wait_wound_down`.
         """
         ended = [call for call in self.failed_calls if not gave_up(call.exception())]
         return {call.slot.rank: call for call in (*self.late_calls, *ended)}
 
     def go_on(self, handles: Mapping[int, WorkerHandle]) -> None:
-        """Take calls again, in a group that outlasts failures.
+        """Take calls again after a failure, in a group that outlasts failures.
 
         `handles`: rank -> handle of the restarted worker, for each rank that was lost.
         """

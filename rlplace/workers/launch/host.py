@@ -374,7 +374,7 @@ class WorkerHost:
 
 
 def _ended(coroutine: Coroutine[Any, Any, Any]) -> Any:
-    """Run a coroutine to its end in a new event loop, and return its result."""
+    """Run `coroutine` in a new event loop until it ends, and return its result."""
     # Imported here: most processes do not need it.
     import asyncio
 

@@ -273,7 +273,7 @@ def rendezvous_host(reserved: Mapping[int, NodeUse]) -> str:
 
 
 def processes(slots: Iterable[Slot]) -> list[tuple[Slot, ...]]:
-    """Return one tuple of slots for each process: the slots whose workers live in it. Processes are in order of first
+    """Return for each process the slots of the workers that live in it. The processes are in the order of their first
     slots.
     """
     found: dict[tuple[str, int, str], list[Slot]] = {}

@@ -284,12 +284,12 @@ class LmActor(Actor):
         return super().begin_again(iteration)
 
     def infer(self, iteration: int, version: int) -> Metrics:
-        """Compute the log-probabilities or values that the loss needs for the response tokens of `iteration`; return
-        durations.
+        """Compute the log-probabilities or values that the loss needs for the response tokens of `iteration`.
 
         The algorithm decides what is computed: old log-probabilities, reference log-probabilities or values (see
         `asked_of`). If it needs nothing, this method does nothing. Otherwise it waits until all groups have arrived,
-        and computes with the weights of `version`. Rank 0 keeps the results for `compute_advantages`.
+        and computes with the weights of `version`. Rank 0 keeps the results for `compute_advantages`. Return the
+        seconds of each part as metrics.
         """
         asked = asked_of(self.config.config)
         if not asked:
@@ -312,8 +312,8 @@ class LmActor(Actor):
     def compute_advantages(self, iteration: int) -> Metrics:
         """On rank 0, receive the scores of all scorers for `iteration`, compute the advantages, and return metrics.
 
-        If there is a critic, rank 0 also sends it the returns. All other ranks do nothing and return no metrics. The
-        method uses no accelerator and no collective.
+        If there is a critic, rank 0 also sends the returns to the critic. All other ranks do nothing and return no
+        metrics. The method uses no accelerator and no collective.
         """
         if self.context.rank != 0:
             return {}
@@ -321,11 +321,11 @@ class LmActor(Actor):
         return self._experience.metrics
 
     def accumulate(self, iteration: int, version: int) -> Metrics:
-        """Compute gradients of the groups that are complete, while rollout still generates other groups; return
-        durations.
+        """Compute gradients of the groups that are complete, while rollout still generates other groups.
 
         The gradients are added up and kept until `learn`, which makes the optimizer step. Groups with too few tokens
         for one more forward pass on every rank are left to `learn`. No other gradients may be computed before `learn`.
+        Return the seconds of each part as metrics.
         """
         self._require(Residency.FULL, "accumulate")
         coming = self._waves() if self.context.rank == 0 else None

@@ -79,7 +79,7 @@ class Recording:
     """Arrays for T steps of B environments (rows), filled by blocks of rows: all blocks of step 0, then all of step 1,
     ...
 
-    Each recording makes one trajectory, because `trajectory` passes its arrays on without a copy.
+    A recording can make only one trajectory, because `trajectory` passes the arrays on without a copy.
     """
 
     def __init__(self, *, steps: int, rows: int, spaces: Spaces) -> None:
@@ -226,8 +226,8 @@ class StageGroup:
         )
 
     def go_on(self, saved: Episodes) -> NDArray[np.int64]:
-        """Resume the episodes of `saved`; return the numbers of steps that were lost, one number for each row without a
-        resume.
+        """Resume the episodes of `saved`; return how many steps were lost, one number for each row that could not be
+        resumed.
 
         Some simulators cannot restore a row. This row keeps the new episode that was started before this call, and the
         steps of its saved episode are lost.
@@ -453,8 +453,8 @@ class VectorEnvWorker(EnvWorker):
     def _without_poison(
         self, group: StageGroup, result: StepResult, what: str
     ) -> StepResult:
-        """Return `result` with its non-finite steps marked as `Trajectory` describes, and restart the episodes of these
-        rows.
+        """Return `result` with each non-finite step marked: its reward is NaN, and its episode ends. Start new episodes
+        in these rows.
 
         `result`: result of one step of the group's simulator. `what`: description of the step for errors. Raises
         SimulatorError unless the config says that non-finite steps are skipped.

@@ -116,8 +116,8 @@ def _both(
 ) -> list[Sample]:
     """Run `env` in this thread and `rollout` in a second thread, and return the answered samples.
 
-    The workers exchange messages through `channels`. If one worker fails, the channels break, so that the other ends
-    too.
+    The workers exchange messages through `channels`. If one worker fails, the channels break, so that the other worker
+    ends.
 
     `greedy`: answer with the most probable tokens instead of sampled tokens.
     """

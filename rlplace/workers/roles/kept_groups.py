@@ -43,13 +43,14 @@ def write(
     *,
     text: bool,
 ) -> list[str]:
-    """Write this rank's kept groups as one file in `folder`, flushed to disk; return a list with the file's name.
+    """Write this rank's groups that are generated but not learned yet as one file in `folder`; return a list with its
+    name.
 
-    If `groups` is empty, write nothing and return an empty list.
+    The file is flushed to disk. If `groups` is empty, write nothing and return an empty list.
 
     `groups`: group numbers that this rank owns. `asked`: text that describes the prompts and rewards of the config;
-    `read` compares it. `kept`: groups by iteration. `text`: whether to write the transcripts' answers and replies. Of
-    images, only digests are written, because the task can make the images again.
+    `read` compares it. `kept`: iteration -> groups to write. `text`: whether to write the answers and replies of the
+    transcripts. Of images, only digests are written, because the task can make the images again.
     """
     if not groups:
         return []

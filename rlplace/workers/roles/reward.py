@@ -57,7 +57,7 @@ _POLL_S = 0.5
 class RewardFunctionWorker(Scorer):
     """Scores samples with a Python function that comes with rlplace or is written by the user.
 
-    A user's function runs in separate processes with limited time and memory, which this worker owns. The worker uses
+    A user's function runs in separate processes with limited time and memory. The worker owns these processes, and uses
     no accelerator. Scoring raises RewardError with the sample's number if the function raises, hangs, dies or returns a
     non-finite number.
     """

@@ -25,7 +25,8 @@ from rlplace.workers.saving import unreadable_state
 
 
 class Tails:
-    """Chooses which prompts one env rank asks in each iteration, if the config has short rounds.
+    """Chooses the prompts that one env rank asks (requests answers to) in each iteration, if the config has short
+    rounds.
 
     An iteration is a short round or a long round. A short round asks a few prompts of the next long round in advance,
     ends before all answers are complete, and postpones equally many prompts whose answers are slow. The long round asks
@@ -49,7 +50,7 @@ class Tails:
         self._before: dict[int, int] = {}
 
     def asked(self, iteration: int) -> dict[int, int]:
-        """Return the prompts that this rank asks in `iteration`: group number -> prompt number.
+        """Return the prompts to which this rank requests answers in `iteration`: group number -> prompt number.
 
         A short round also asks prompts of the next long round. If such a prompt belongs to group g of the long round,
         it has the group number `prompts` + g in the short round.
@@ -68,7 +69,9 @@ class Tails:
         return {place: instead.get(number, number) for place, number in places.items()}
 
     def more(self, iteration: int) -> int:
-        """Return how many groups this rank asks in `iteration` without waiting for their answers; 0 in a long round."""
+        """Return for how many groups this rank requests answers in `iteration` without waiting for them; 0 in a long
+        round.
+        """
         return len(self._early(iteration))
 
     def leave(self, iteration: int, numbers: list[int]) -> None:

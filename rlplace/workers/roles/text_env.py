@@ -65,7 +65,8 @@ _OTHERS = 1 << 22
 
 
 class TextEnvWorker(EnvWorker):
-    """One env rank of a text task: asks prompts, runs conversations, grades them, and sends whole groups of samples.
+    """One env rank of a text task: requests answers to prompts, runs conversations, grades them, and sends groups of
+    samples.
 
     Each rank has a block of neighbouring groups. The prompt of a group depends only on the group's number in the run.
     The worker owns its conversations, which end with the iteration, and the processes of its grader. If rollout runs
@@ -183,8 +184,10 @@ class TextEnvWorker(EnvWorker):
         }
 
     def forget(self, before: int) -> Metrics:
-        """Drop the kept groups of all iterations before iteration `before`, because they have been learned. Return no
-        metrics.
+        """Drop the groups that this rank keeps for checkpoints, of all iterations before `before`, because they have
+        been learned.
+
+        Return no metrics.
         """
         self._kept = {
             iteration: groups
@@ -194,7 +197,9 @@ class TextEnvWorker(EnvWorker):
         return {}
 
     def write_state(self, folder: str) -> Metrics:
-        """Start to write all kept groups into `folder` in the background. Return no metrics."""
+        """Start to write the groups that are generated but not learned yet into `folder`, in the background. Return no
+        metrics.
+        """
         kept = {
             iteration: list(groups.values()) for iteration, groups in self._kept.items()
         }
@@ -211,11 +216,11 @@ class TextEnvWorker(EnvWorker):
         return {}
 
     def read_state(self, folder: str) -> Metrics:
-        """Read this rank's kept groups from the checkpoint in `folder`, and return their number as a metric.
+        """Read this rank's groups that were generated but not learned yet from the checkpoint in `folder`.
 
-        `run` sends each of these groups in its iteration. The number of ranks that saved the groups does not matter. A
-        group is ignored if the config's task or rewards have changed, or if its prompt has changed. Raises ConfigError
-        for an unreadable file.
+        Return their number as a metric. `run` sends each of these groups in its iteration. The number of ranks that
+        saved the groups does not matter. A group is ignored if the config's task or rewards have changed, or if its
+        prompt has changed. Raises ConfigError for an unreadable file.
         """
         self._kept, text = {}, any(self._readers.values())
         self._tails.read(Path(folder))
@@ -252,7 +257,7 @@ class TextEnvWorker(EnvWorker):
         return repr((*sizes, env.task, env.kwargs, env.max_turns, env.rewards))
 
     def evaluate(self, iteration: int) -> Metrics:
-        """Ask this rank's held-out prompts, grade the answers, and return metrics.
+        """Request answers to this rank's held-out prompts, grade the answers, and return metrics.
 
         The config decides whether each prompt gets one greedy answer or several sampled answers. The rollout ranks must
         run `generate(iteration)` at the same time.

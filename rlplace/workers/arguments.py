@@ -51,7 +51,10 @@ def scores_of(component: str) -> str:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class EndOfIteration:
-    """Message to one rollout rank: no more requests come in this iteration. It travels in the channel `requests`."""
+    """Message to one rollout rank: no more requests come in this iteration. It travels in the channel `requests`.
+
+    `drop`: whether unanswered requests are dropped instead of answered.
+    """
 
     iteration: int
     drop: bool = False  # whether unanswered requests are dropped
@@ -70,7 +73,14 @@ class Done:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerArguments:
-    """What every worker of a run is told: the value of `Worker.config`."""
+    """What every worker of a run is told: the value of `Worker.config`.
+
+    `ranks`: component -> number of ranks. `deliveries`: planned copies of the weights, if ranks share copies.
+    `working`: component -> stage -> planned bytes of working memory on each accelerator. `parallel`: component -> how
+    many ranks share a model. `read_again`: component -> cost of a shared prompt token for each answer, relative to a
+    token of the answer. `copies_checkpoints`: whether a checkpoint is copied and then written during the next
+    iteration.
+    """
 
     config: Config
     ranks: Mapping[str, int]  # number of ranks of each placed component
@@ -126,7 +136,9 @@ class WorkerArguments:
         return self._block(self.prompts, env_rank)
 
     def held_out(self, env_rank: int) -> range:
-        """Return the numbers of the held-out prompts that env rank `env_rank` asks in an evaluation."""
+        """Return the numbers of the held-out prompts for which env rank `env_rank` requests answers in an
+        evaluation.
+        """
         return self._block(self.config.runner.eval_prompts, env_rank)
 
     def _block(self, rows: int, env_rank: int) -> range:
@@ -171,8 +183,9 @@ def asked_of(config: Config) -> frozenset[Literal["old", "reference", "values"]]
 #
 # A part is learned like an iteration of its own: its advantages are made of its own groups, and the old
 # log-probabilities of the ratio are those of the weights when it begins (the proximal policy of decoupled PPO,
-# arXiv:2110.00641). `tis_cap` corrects, by the engine's own log-probabilities, how far these are from what sampled it:
-# up to `max_staleness` versions, several ones for a partial rollout.
+# arXiv:2110.00641). `tis_cap` corrects the difference between these weights and the weights that sampled the tokens, by
+# the log-probabilities of the engine. The tokens are up to `max_staleness` versions old; those of a partial rollout are
+# of several versions.
 
 
 def parts_of(job: WorkerArguments) -> tuple[int, ...]:

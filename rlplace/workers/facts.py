@@ -19,7 +19,11 @@ _TIMEOUT_S = 120.0  # deadline of a channel without one of its own
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class WeightSync:
-    """Plan of a weight sync, which sends all weights of component `source` to every rank of component `target`."""
+    """Plan of a weight sync, which sends all weights of component `source` to every rank of component `target`.
+
+    `deliveries`: one for each copy of the weights. `channel`: channel that announces the copies. `timeout_s`: deadline
+    of a push and of a pull.
+    """
 
     source: str
     target: str
@@ -30,7 +34,10 @@ class WeightSync:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class JobFacts:
-    """Numbers of ranks and planned weight syncs of a job. All workers of the job get the same facts."""
+    """Numbers of ranks and planned weight syncs of a job. All workers of the job get the same facts.
+
+    `ranks`: component -> number of ranks.
+    """
 
     ranks: Mapping[str, int]  # number of ranks of each component
     syncs: tuple[WeightSync, ...] = ()

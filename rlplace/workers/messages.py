@@ -6,8 +6,8 @@
                                                           key "actor rank 0 to rank 1"
     rollout rank 1 ── recv(source="actor", rank=0) ◀──────┘
 
-A mailbox is a channel for all ranks of a group on one node. It breaks with the group that it belongs to, which frees
-its senders. A receiver waits at its own mailbox, so the launcher tells it when the group of the sender has ended.
+A mailbox is a channel for all ranks of a group on one node. It breaks when its group ends, which also ends the waits of
+senders. A receiver waits at its own mailbox, so the launcher tells it when the group of the sender has ended.
 """
 
 from __future__ import annotations
@@ -52,7 +52,11 @@ def mailbox_spec(name: str, ranks: int) -> ChannelSpec:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Mailbox:
-    """The channels through which the ranks of one group receive messages, one channel for each node of the group."""
+    """The channels through which the ranks of the group `group` receive messages, one channel for each node of the
+    group.
+
+    `of_rank`: for each rank, the index of its channel in `channels`.
+    """
 
     group: str
     channels: tuple[Channel, ...]  # one channel for each node of the group

@@ -1,7 +1,7 @@
 """Checkpoint state of custom workers: the result of `save_state` as one file per rank, and back.
 
 A state is made of dicts, lists, tuples, numbers, texts, bytes, None, tensors and NumPy arrays, nested at will, so that
-reading a checkpoint runs no code. It is copied when it is asked for and written behind what the worker does next.
+reading a checkpoint runs no code. The state is copied at once, and the copy is written while the worker continues.
 """
 
 from __future__ import annotations

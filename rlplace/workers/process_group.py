@@ -116,7 +116,8 @@ class ProcessGroup:
 def _everyone(context: WorkerContext) -> Any:
     """Return torch.distributed's default process group.
 
-    Raise WorkerMisuse if this worker's rank, or the number of ranks, is different there than in the worker group.
+    Raise WorkerMisuse if this worker has another rank there than in its worker group, or if the numbers of ranks
+    differ.
     """
     if (dist.get_rank(), dist.get_world_size()) != (context.rank, context.world_size):
         raise WorkerMisuse(

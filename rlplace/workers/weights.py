@@ -1,4 +1,4 @@
-"""A worker's ends of the weight syncs that its component takes part in, for classes with `weights` and for our roles.
+"""A worker's ends of weight syncs, for custom workers with a method `weights` and for the workers of rlplace.
 
 ::
 
@@ -409,8 +409,8 @@ def undeclared(worker: Worker) -> WeightSyncError:
 
 
 def _place_of_weights(kind: type) -> Source | None:
-    """Return the source line where the class `kind` defines the method `weights`; of the class itself if it does
-    not.
+    """Return the source line where the class `kind` defines the method `weights`; if it does not define it, the line of
+    the class.
     """
     from rlplace.workers.worker import Worker
 

@@ -74,9 +74,12 @@ class Rendezvous:
 
 @dataclasses.dataclass(slots=True, kw_only=True)
 class WorkerContext:
-    """A worker's place in its job, with its channels and accelerators.
+    """A worker's place in its job, with its channels and accelerators. The launcher makes it, in the worker's process.
 
-    The launcher makes it, in the worker's process.
+    `world_size`: number of ranks of the group. `channels`: this worker's ends of channels, by name. `folder`: the job
+    folder in shared memory; None if all workers are threads. `lending`: shared by all workers of the process.
+    `cancelled`: set when another worker has failed or the run ends. `facts`: numbers of ranks and weight syncs of the
+    job; None outside of a job. `opened`: resources that are closed after the worker's `close`.
     """
 
     slot: Slot
@@ -122,7 +125,10 @@ class WorkerContext:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class MoveReport:
-    """Residency and measured bytes of one rank after a change of residency."""
+    """Residency and measured bytes of one rank after a change of residency.
+
+    `accelerator_bytes`: bytes on each of the rank's accelerators. `host_bytes`: bytes of offloaded copies on the host.
+    """
 
     residency: Residency
     # Bytes on each of the rank's accelerators after the move
@@ -140,6 +146,10 @@ class Worker:
     belong in `setup`.
 
     A method may be an `async def`: a call then ends when the coroutine ends.
+
+    A subclass may set: `needs_own_process`, if its ranks join a process group; `most_ranks`, the most ranks in a job;
+    `uses_accelerators`, whether `setup` takes or frees accelerator memory; `imports`, names of modules that `setup`
+    imports.
     """
 
     # True for a class that joins a process group: `context.rendezvous` is open, and no two ranks share a process.
@@ -552,8 +562,8 @@ class Worker:
         gradients at FULL), optimizers (their state is on the accelerators at FULL), tensors or mappings of tensors (at
         WEIGHTS and FULL). A GenerationEngine registers itself. Tensor objects stay; only their memory is freed and
         allocated again. Registered objects stay where they are until the next move; objects that `setup` has registered
-        are offloaded at its end. On emulated accelerators, the bytes are only counted. Raise WorkerMisuse if an object
-        cannot be offloaded, AcceleratorOutOfMemory if the bytes do not fit.
+        are offloaded at its end. On emulated accelerators, the bytes are counted in an account. Raise WorkerMisuse if
+        an object cannot be offloaded, AcceleratorOutOfMemory if the bytes do not fit.
         """
         if not things:
             return self.move(Residency.OFF)

@@ -67,7 +67,8 @@ _VLLM_BELOW = (0, 33)
 class Engine(Protocol):
     """The contract of all engines. One thread uses an engine.
 
-    An engine starts at residency OFF and without weights. `load` needs residency WEIGHTS or FULL.
+    An engine starts at residency OFF and without weights. `load` needs residency WEIGHTS or FULL. `version`: version of
+    the loaded weights; None without weights.
     """
 
     version: int | None  # of the loaded weights; None without weights
@@ -82,8 +83,8 @@ class Engine(Protocol):
         """Take or free accelerator memory to reach residency `to`; return the bytes that the engine then has on each
         accelerator.
 
-        At OFF, the engine has no weights, unless it keeps a copy of them on the host; the next sync then sends all
-        weights. Raises AcceleratorOutOfMemory, and EngineBusy if answers are in flight.
+        At OFF, the engine has no weights, unless it keeps a copy of them on the host; a later sync sends all weights.
+        Raises AcceleratorOutOfMemory, and EngineBusy if answers are in flight.
         """
 
     def load(
@@ -118,7 +119,11 @@ def answer_seed(seed: int, request: Request, sample: int) -> int:
 class EngineSettings:
     """All that a text engine is built from.
 
-    `tensor_parallel`: number of accelerators over which the engine splits the weights.
+    `rollout`, `held_out`: config with the sampling parameters of training and of evaluation; `held_out` None: the same.
+    `model`: a Hugging Face folder, of which only the names and shapes of weights are read. `context`: longest prompt
+    and answer together, in tokens. `stop_token_ids`, `stop_texts`: tokens and texts that end an answer.
+    `emulated_memory`: bytes of an emulated accelerator. `tensor_parallel`: number of accelerators over which the engine
+    splits the weights. `env`: config with the limits of images.
 
     The transformers engine ignores the config's keys about step sizes, CUDA graphs and sleep.
     """
@@ -174,7 +179,8 @@ class EngineSettings:
 class TextEngine(Engine, Protocol):
     """An engine with continuous batching, which advances when its caller calls `step`.
 
-    `submit` and `step` need residency FULL and loaded weights.
+    `submit` and `step` need residency FULL and loaded weights. `cached_tokens`: number of prompt tokens, since the
+    engine was built, whose keys and values were in the cache already.
 
     The log-probabilities of a completion are those of the distribution from which each token was drawn: logits with
     penalties, divided by the temperature, and normalised over the tokens that min_tokens, top_k and top_p keep (vLLM:

@@ -193,7 +193,7 @@ class GenerationEngine:
         """Return log p(tokens[i] | tokens[:i]) for each i >= 1, by the loaded weights, at temperature 1, from one
         forward pass.
 
-        Raises NotResident if the engine has no weights, or not the residency that it needs for this.
+        Raises NotResident if the engine has no weights, or if its residency is too low for a forward pass.
         """
         given = [int(token) for token in tokens]
         return np.asarray(self._engine.logprobs(given), np.float32)

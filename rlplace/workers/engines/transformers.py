@@ -602,11 +602,10 @@ def draw(
 
 
 def _nucleus(scaled: Tensor, top_p: float) -> Tensor:
-    """Keep in each row the fewest most probable entries whose probabilities sum to `top_p`; set the others to minus
-    infinity.
+    """Keep in each row only the smallest set of most probable entries whose probabilities sum to at least `top_p`.
 
-    Return the changed rows. `scaled`: logits [B, K], the most probable first in each row. The method is that of
-    Holtzman et al. 2020.
+    Return the rows with all other entries at minus infinity. `scaled`: logits [B, K], the most probable first in each
+    row. The method is that of Holtzman et al. 2020.
     """
     probabilities = scaled.softmax(-1)
     before = probabilities.cumsum(-1) - probabilities

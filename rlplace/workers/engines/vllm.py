@@ -83,7 +83,11 @@ _UNUSED_SHARE = 0.01
 
 
 class _Running(NamedTuple):
-    """An answer in flight, and the versions of the weights with which its tokens are sampled."""
+    """An answer in flight, and the versions of the weights with which its tokens are sampled.
+
+    `sample`: number of the answer in its group. `versions`: pairs of the number of a token, and the version with which
+    the tokens from this number on are sampled.
+    """
 
     request: Request
     sample: int
@@ -302,9 +306,9 @@ class VllmEngine:
         return finished
 
     def _advance(self) -> list[Any]:
-        """Run one step of vLLM, and store the answers that it has finished for the next `step`.
+        """Run one step of vLLM, and keep the answers that it has finished for the next call of `step`.
 
-        Return the outputs of requests that are no answers in flight, such as those of `logprobs`.
+        Return vLLM's outputs for all other requests, such as those of `logprobs`.
         """
         others = []
         for output in self._vllm.step():

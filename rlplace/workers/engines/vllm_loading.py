@@ -136,8 +136,9 @@ def _load_some(worker: Any, weights: Iterable[tuple[str, Tensor]]) -> None:
 class _PartLoaded(NamedTuple):
     """The result of a weight sync in one worker of vLLM.
 
-    `transport`: how the bytes came. `others`: tensors of the sync that are not weights. `error`: why the sync failed,
-    or None. The error is returned and not raised, because vLLM assigns later answers to the wrong calls after an error.
+    `transport`: how the bytes came. `begun`: whether loading had begun, so that the old weights are gone. `others`:
+    tensors of the sync that are not weights. `error`: why the sync failed, or None. The error is not raised, because
+    after a raised error vLLM assigns later answers to the wrong calls.
     """
 
     transport: str
@@ -157,7 +158,9 @@ def _take_part(
 ) -> _PartLoaded:
     """Receive a weight sync in this worker, load each group of weights (a window) as it arrives, and return the result.
 
-    All arguments after `worker` are explained at `load_from`.
+    `worker`: worker of vLLM's engine. `rank`: number of the rollout rank for which the workers receive. `deadline_s`:
+    deadline, in seconds of the monotonic clock. `again`: name of a weight -> second name, under which it is loaded too.
+    `others`: names of tensors that are not weights. `stored`: names in the model's files, by which vLLM loads weights.
     """
     # One connection per worker, for all syncs
     if not hasattr(worker, "part_taker"):

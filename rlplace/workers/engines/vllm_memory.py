@@ -43,7 +43,8 @@ Level = Literal[1, 2]
 class Held(NamedTuple):
     """Measured bytes that one worker of vLLM's engine has.
 
-    `weights`, `cache`: weights and KV cache on the accelerator.
+    `weights`, `cache`: weights and KV cache on the accelerator. `accelerator`: all bytes on the accelerator, including
+    those that are not freed by any move. `host`: copies of weights on the host.
     """
 
     weights: int

@@ -57,9 +57,10 @@ def pools(allocator: Any) -> Iterator[Any]:
 
 
 def seeded_draws() -> dict[str, bool]:
-    """Return arguments of vLLM's engine that make a CPU draw each answer with a seed by this seed.
+    """Return arguments of vLLM's engine with which each answer that has a seed is sampled by its own seed, also on a
+    CPU.
 
-    An older vLLM ignores all seeds in a step if any answer in it, such as a greedy one, has no seed.
+    An older vLLM ignores all seeds in a step on a CPU if one answer in the step, such as a greedy one, has no seed.
     """
     from vllm.v1.sample.ops.topk_topp_sampler import TopKTopPSampler
 
@@ -90,9 +91,10 @@ def unmap_cache(worker: Any) -> None:
 
 
 def sleep_but_for_what_sleeps(worker: Any, level: Literal[1, 2]) -> None:
-    """Put to sleep all memory of the worker that is still awake.
+    """Call the worker's `sleep` for all memory that is still awake.
 
-    The worker's own `sleep` in an older vLLM would free memory that is asleep a second time.
+    In an older vLLM, `sleep` would free memory that sleeps already a second time; therefore such memory is hidden from
+    it.
 
     `worker`: worker of vLLM's engine. `level`: 1 copies the weights to the host, 2 drops them.
     """

@@ -110,7 +110,8 @@ class KeptWeights:
 class ExpectedWeights:
     """Names and shapes of the weights in a model's checkpoint, known without reading the weights.
 
-    `tied`: whether the output head has the same weights as the embedding; most checkpoints then store them once.
+    `shapes`: name -> shape. `tied`: whether the output head has the same weights as the embedding; most checkpoints
+    then store them once.
     """
 
     shapes: Mapping[str, tuple[int, ...]]
@@ -155,10 +156,10 @@ class ExpectedWeights:
         )
 
     def complete(self, weights: Mapping[str, Each]) -> Mapping[str, Each]:
-        """Return `weights` with the output head: if it is tied to the embedding and missing, the embedding gets its
-        name too.
+        """Return `weights` with an entry for the output head.
 
-        An engine that packs its output head needs it under its own name.
+        If the head is tied to the embedding and has no entry, the embedding is entered under the head's name too.
+        Otherwise `weights` is returned unchanged. An engine that packs its output head needs this entry.
         """
         if self.tied and HEAD not in weights and EMBEDDING in weights:
             return {**weights, HEAD: weights[EMBEDDING]}
@@ -194,7 +195,8 @@ _ALIGNMENT = 64
 class SharedBucket:
     """Whole weights in memory of the process `pid`, which keeps this memory until the next bucket is requested.
 
-    `file`: descriptor of the memory in the process `pid`. `size_bytes`: number of bytes in use.
+    `file`: descriptor of the memory in the process `pid`. `size_bytes`: number of bytes in use. `weights`: (name,
+    dtype, shape, first byte) of each weight.
     """
 
     pid: int
@@ -222,9 +224,10 @@ class SharedBucket:
 def in_buckets(
     items: Iterable[tuple[str, Tensor]], size_bytes: int = CUT_BUCKET_BYTES
 ) -> Iterator[SharedBucket]:
-    """Yield all weights in order, in buckets of shared memory, which are not files in /dev/shm.
+    """Copy all weights, in their order, into buckets of shared memory, and yield each bucket when it is full.
 
-    `items`: names and tensors. `size_bytes`: the most bytes of a bucket; a larger weight has a bucket of its own.
+    The memory is not a file in /dev/shm. `items`: names and tensors. `size_bytes`: the most bytes of a bucket; a larger
+    weight has a bucket of its own.
     """
     with contextlib.ExitStack() as opened:
         pages = None

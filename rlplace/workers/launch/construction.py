@@ -1,7 +1,7 @@
 """Check the constructors of worker classes before anything starts, and call them.
 
-A class has one of three: `__init__(self)`, `__init__(self, config)`, `__init__(self, config, context)`. Whichever it
-is, `self.config` and `self.context` are there before it runs.
+The constructor of a worker class is `__init__(self)`, `__init__(self, config)` or `__init__(self, config, context)`. In
+each case `self.config` and `self.context` are set before the constructor runs.
 """
 
 from __future__ import annotations

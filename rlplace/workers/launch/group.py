@@ -369,8 +369,11 @@ class WorkerGroup:
 
     Each public method of the worker class can be called on the group: `group.method(args)` starts the method on all
     ranks and returns a Pending. A group ends by `close`. It also ends after a failure: running calls are cancelled, and
-    the ranks are stopped. If `outlast` is not "stop", the ranks are kept instead, and take calls again after `go_on`.
-    Thread-safe.
+    the ranks are stopped. Thread-safe.
+
+    `outlast`: what the ranks do instead after a failure of another rank: "give up": cancel their call and stay; "end
+    the call": finish it if possible, and stay; they take calls again after `go_on`. `in_vain`: returns True if waiting
+    for running calls is useless. `on_end`: called with the reason when the group ends.
     """
 
     # What sound ranks do when a rank of any group has failed: stop with all others; give up their call and stay for

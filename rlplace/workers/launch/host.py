@@ -33,7 +33,12 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class GroupSpec:
-    """All that is needed to create the workers of a group."""
+    """All that is needed to create the workers of a group.
+
+    `slots`: by rank. `channels`: channels that the workers may use, by name. `output`: folder for what the workers
+    print; None: the output of their processes. `facts`: numbers of ranks and weight syncs of the job. `mailboxes`:
+    those of all groups that were launched so far.
+    """
 
     name: str
     worker: type[Worker]

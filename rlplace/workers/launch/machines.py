@@ -1,4 +1,7 @@
-"""The machines of a job, as declared or as Ray reports them, and this machine's GPUs in PCI bus order. No torch."""
+"""The machines of a job, as declared or as Ray reports them, and this machine's GPUs in PCI bus order.
+
+This module does not import torch.
+"""
 
 from __future__ import annotations
 

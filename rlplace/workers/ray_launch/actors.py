@@ -221,7 +221,7 @@ class RayProcess:
         return self._running == 0
 
     def leave(self) -> None:
-        """Count one running worker less. If no worker is left, end the actor."""
+        """Subtract one from the number of running workers. If no worker is left, end the actor."""
         with self._lock:
             self._running -= 1
         if self.ended and ray.is_initialized():

@@ -181,8 +181,8 @@ class JobChannels:
     def _served(self, address: ChannelAddress, nodes: set[int]) -> ChannelAddress:
         """Return a copy of `address` that workers on `nodes` can use.
 
-        If a location is on a node and some of `nodes` are other nodes, the copy has the address of this node's channel
-        server, which is started if necessary.
+        Workers of other nodes use a node's channels through the channel server of this node. The copy has the addresses
+        of all servers that are needed; a server that does not run yet is started.
         """
         found = tuple(
             dataclasses.replace(location, server=self._server(location.node))

@@ -5,8 +5,9 @@
     fork.py --template: imports, waits ◀── fork.py --client: what Ray starts in place of Python; hands over its
         └── fork: becomes the worker           arguments, environment and descriptors 0-2, waits for the end
 
-A fork is a Ray actor like any other, with a process and logs of its own, and it dies alone. The template must have one
-thread and no CUDA; if the imports break this rule, or the template has ended, the client becomes the worker itself.
+A fork is a Ray actor like any other, with a process and logs of its own; its death ends no other process. The template
+must have one thread and no CUDA; if the imports break this rule, or the template has ended, the client becomes the
+worker itself.
 
 Ray starts `setup_worker.py` first, which imports Ray only to execute the client. A Ray that is started here starts this
 file in its place: it is the client at once, or executes `setup_worker.py` for any other worker.
@@ -54,7 +55,8 @@ def template(listening: str, modules: list[str]) -> None:
     """Run the template process: import the modules, then make one fork for each client, until standard input ends.
 
     `listening`: file descriptor, as a text, of an inherited socket at which clients connect. `modules`: names of the
-    modules to import. Exit with a message if a fork of this process would not work.
+    modules to import. Exit with a message if this process cannot be forked safely, because the imports have started
+    threads or initialized CUDA.
     """
     with socket.socket(fileno=int(listening)) as door:
         load(modules)
@@ -99,7 +101,7 @@ def load(modules: tuple[str, ...] | list[str]) -> None:
 def _in_a_fork(holds: Callable[[], bool]) -> bool:
     """Fork this process, call `holds` in the child process, and return its result.
 
-    Only a forked process can see by torch whether CUDA was initialized before the fork.
+    torch tells only in a forked process whether CUDA was initialized before the fork.
     """
     # A new program inherits an ignored SIGCHLD, with which waitpid would fail.
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)

@@ -112,8 +112,8 @@ def _name(owner: Any) -> str:
 def listed_node(ask: Callable[[str, str], Any], gcs_address: str, node_id: str) -> Any:
     """Wait until Ray lists the node `node_id`, and return `ask(gcs_address, node_id)`.
 
-    `ask`: Ray's function for this purpose, whose own wait looks only once a second. `gcs_address`: address of the
-    cluster. `node_id`: Ray's id of the node.
+    `ask`: Ray's own function, which would wait too, but look only once a second. `gcs_address`: address of the cluster.
+    `node_id`: Ray's id of the node.
     """
     from ray._private import services, state
 

@@ -57,7 +57,7 @@ def use_token(address: str) -> Callable[[], None] | None:
     process.
 
     `address`: "host:port". Return a function that switches tokens on again, or None if they were not switched off.
-    Raise ClusterError if the cluster asks for a token, and this process has none or a wrong one.
+    Raise ClusterError if the cluster asks for a token, and this process has no token or a wrong token.
     """
     loader = private.token_loader()
     if loader is None:
@@ -86,11 +86,11 @@ def use_token(address: str) -> Callable[[], None] | None:
 
 
 def _ask_for_none(loader: Any) -> Callable[[], None] | None:
-    """Switch tokens off in this process, if Ray would find one. Return a function that switches tokens on again, else
-    None.
+    """Switch tokens off in this process if Ray would find a token here.
 
-    With a token, Ray would reject calls to this process that have none. A cluster without tokens makes such calls: it
-    would take this process for dead, and end its actors.
+    Return a function that switches tokens on again; None if they were not switched off. With tokens on, Ray would
+    reject calls to this process without a token. A cluster without tokens makes such calls: it would take this process
+    for dead, and end its actors.
 
     `loader`: result of `private.token_loader`.
     """

@@ -46,7 +46,8 @@ _NOTED = 20
 class EnvWorker(RoleWorker):
     """Base class of env workers.
 
-    An environment has no weights, so residency WEIGHTS means the same as OFF.
+    An environment has no weights, so residency WEIGHTS means the same as OFF. `holds`: label of the environment's
+    memory in the device's account.
     """
 
     holds: ClassVar[str]  # label of its memory in the device's account
@@ -144,7 +145,11 @@ class Recording:
 
 @dataclasses.dataclass(slots=True, kw_only=True)
 class StageGroup:
-    """Neighbouring rows of one env rank whose simulators step together, and the state of their episodes in progress."""
+    """Neighbouring rows of one env rank whose simulators step together, and the state of their episodes in progress.
+
+    `columns`: the rows within the rank's arrays. `observations`: for the next step. `lengths`: steps so far of each
+    episode.
+    """
 
     index: int
     first_row: int  # global

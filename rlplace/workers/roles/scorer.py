@@ -170,7 +170,10 @@ class Scoring:
 
 
 class ModelInput(NamedTuple):
-    """One sample as the input of a scoring model."""
+    """One sample as the input of a scoring model.
+
+    `tokens`: in the model's own vocabulary, [L']. `mask`: true at the tokens to score, [L'].
+    """
 
     group: int
     sample: int

@@ -208,8 +208,8 @@ class LmLearner:
     ) -> Tensor:
         """Return the loss of each token's value, [N].
 
-        `values`: values by the present weights. `old_values`: values before the update, to which clipping refers. All
-        arguments are [N].
+        `values`: values by the present weights. `old_values`: values before the update, to which clipping refers.
+        `returns`: the numbers to which the values are fitted. All arguments are [N].
         """
         if self._variant is not None and self._variant.has("value_loss"):
             return self._variant.value_loss(values, old_values, returns)
@@ -306,8 +306,8 @@ _Sampled = tuple[Tensor, Tensor, Tensor, Tensor]
 class _Accumulated:
     """An optimizer step in progress: counts and metrics of the samples whose gradients were added up so far.
 
-    The metrics are sums of numbers that are divided by the largest totals that the step can have, because the step's
-    real totals are not known yet.
+    `partial`: metric -> sum over this rank's tokens, divided by the largest number of tokens or samples that the step
+    can have, because the real number is not known yet.
     """
 
     # Counts over all ranks
@@ -497,11 +497,11 @@ class ActorLearner(LmLearner):
         return importance_weights(behaviour, engine, lengths, self._correction)
 
     def accumulate(self, shard: SampleShard) -> None:
-        """Add the gradients of this rank's samples to the gradients so far; `learn` makes the optimizer step. A
-        collective.
+        """Compute the gradients of this rank's samples, and add them to those of earlier calls. A collective.
 
-        The number of tokens in the step is not known yet, so the gradients are divided by the largest possible number,
-        and `_step` corrects this. No other call may discard the gradients before `learn` or `drop`.
+        `learn` makes the optimizer step. The number of tokens in the step is not known yet, so the gradients are
+        divided by the largest possible number, and `_step` corrects this. No other call may discard the gradients
+        before `learn` or `drop`.
         """
         lengths = shard.lengths
         if self._accumulated is None:

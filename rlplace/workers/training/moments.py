@@ -24,7 +24,10 @@ _TINY = torch.finfo(torch.float32).tiny
 
 
 class Moments(Protocol):
-    """Adam's two moments of each tensor that the optimizer changes, in the order of these tensors."""
+    """Adam's two moments of each tensor that the optimizer changes, in the order of these tensors.
+
+    `packed`: whether they are stored in 8 bits, so that `read` returns new float32 tensors.
+    """
 
     packed: bool  # whether `read` returns new float32 tensors on the host
 
@@ -64,7 +67,7 @@ class Moments(Protocol):
 
 
 class FloatMoments:
-    """Moments that are stored as tensors like the stepped tensors, with their shapes and dtypes."""
+    """Moments that are stored in the shapes and dtypes of the stepped tensors."""
 
     packed = False
 

@@ -168,7 +168,13 @@ class MovingAverage:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Update:
-    """The result of the optimizer steps of one iteration. All fields except `metrics` are equal on every rank."""
+    """The result of the optimizer steps of one iteration. All fields except `metrics` are equal on every rank.
+
+    `mean`: means over the evaluated steps, by name; None if there was nothing to learn. `steps`: number of steps made.
+    `lr`: learning rate of the last step. `tokens`: tokens that went through the model on all ranks, with prompts, in
+    all epochs. `skipped`: one line of text for each skipped step. `imbalance`: time lost by unequal ranks in the worst
+    step; 0.1: the step takes a tenth longer than with equally many tokens on each rank.
+    """
 
     # Means over the evaluated steps; None if there was nothing to learn
     mean: Numbers | None
@@ -299,10 +305,10 @@ class Trainer:
         return notes
 
     def _ranks_at_fault(self, shares: Tensor) -> str:
-        """Return a text that names the ranks with a non-finite loss; if all losses are finite, with a non-finite
-        gradient. A collective.
+        """Return a text that names the ranks with a non-finite loss; if all losses are finite, those with a non-finite
+        gradient.
 
-        `shares`: this rank's parts of the step's means.
+        A collective. `shares`: this rank's parts of the step's means.
         """
         # Row 0: loss, row 1: gradient; a column per rank, 1.0 for a non-finite one
         faults = torch.zeros(2, self._ranks.world_size, device=shares.device)

@@ -3,7 +3,7 @@
 NCCL is used as it is. Gloo's collectives pass messages around a ring, and on a host with fewer cores than ranks every
 hop waits for a context switch: with 8 ranks on 2 cores an all-gather of 40 kB takes 14 ms and a reduce-scatter 24 ms.
 An exchange in which each rank sends to all others at once takes 4 ms for either and moves no more bytes. A sum of
-that size through shared memory, where all ranks have it, takes 0.4 ms.
+that size through shared memory, which all ranks must be able to map, takes 0.4 ms.
 
 Rank 0 takes from channels for all ranks, which may take long. Until then the others poll the group's store, because a
 waiting collective would run into its timeout and end the process::

@@ -31,9 +31,10 @@ MOST_BYTES = 16 * _SLOT_BYTES
 
 
 class SharedSum:
-    """One rank's access to memory of a host by which ranks sum. All ranks must make the same calls in the same order.
+    """One rank's access to shared memory through which the ranks of a host sum tensors.
 
-    After a TimeoutError, the object cannot be used any more; restarted ranks use another file.
+    All ranks must make the same calls in the same order. After a TimeoutError, the object cannot be used any more;
+    restarted ranks use another file.
     """
 
     def __init__(

@@ -98,6 +98,8 @@ class TrainedModel(abc.ABC):
     def sum_shares(self, shares: Tensor) -> Tensor:
         """Return a tensor [k + 1]: the sum of `shares` [k] over ranks, and the norm of the whole gradient. A
         collective.
+
+        `shares`: this rank's part of each of k numbers, such as the loss.
         """
 
     @abc.abstractmethod

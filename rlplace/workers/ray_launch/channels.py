@@ -53,7 +53,10 @@ _ANSWER_S = 5.0  # longest wait for a worker process to answer while it works
 
 
 class JobChannels:
-    """Owns all channels of a cluster, and the job folder of each node in which channels live."""
+    """Owns all channels of a cluster, and the job folder of each node in which channels live.
+
+    A job folder is a folder in shared memory for files that the job's processes on one node share.
+    """
 
     def __init__(
         self,
@@ -140,7 +143,9 @@ class JobChannels:
         return address
 
     def drop_weights(self) -> None:
-        """Remove the double weight buffers on all nodes. The next push of weights creates them anew."""
+        """Remove on all nodes the buffers in shared memory through which weights are synced. The next push creates new
+        buffers.
+        """
         for node in self._nodes.values():
             node.drop_weights()
 
@@ -250,7 +255,8 @@ class NodeChannels:
     """Owns the job folder of one node, the channels in this folder, and a channel server if other nodes use the
     channels.
 
-    The folder is removed even if the process is killed.
+    A job folder is a folder in shared memory for files that the job's processes on one node share. It is removed even
+    if the process is killed.
     """
 
     def __init__(self, parent: Path | None) -> None:
@@ -288,7 +294,10 @@ class NodeChannels:
             SharedAccount((), self._folder.path / ACCOUNT).release_all(owner)
 
     def drop_weights(self) -> None:
-        """Remove the node's double weight buffers. Their memory is freed when no process uses them any more."""
+        """Remove the node's buffers in shared memory through which weights are synced.
+
+        Their memory is freed when no process uses it any more.
+        """
         for buffer in self._folder.path.glob("weights-*.buffer"):
             # A buffer that did not fit into shared memory is a file on disk.
             buffer.resolve().unlink(missing_ok=True)

@@ -298,8 +298,9 @@ class RayLauncher:
         return {}
 
     def empty(self, channels: Iterable[Channel]) -> None:
-        """Remove all items from `channels`, and remove the double weight buffers on all nodes; the next push creates
-        them anew.
+        """Remove all items from `channels`, and remove the buffers in shared memory through which weights are synced.
+
+        The next push of weights creates new buffers.
         """
         assert self._channels is not None, "start makes the channels' locations"
         for channel in channels:

@@ -286,7 +286,7 @@ class LmActor(Actor):
     def infer(self, iteration: int, version: int) -> Metrics:
         """Compute the log-probabilities or values that the loss needs for the response tokens of `iteration`.
 
-        The algorithm decides what is computed: old log-probabilities, reference log-probabilities or values (see
+        The config decides what is computed: old log-probabilities, reference log-probabilities or values (see
         `asked_of`). If it needs nothing, this method does nothing. Otherwise it waits until all groups have arrived,
         and computes with the weights of `version`. Rank 0 keeps the results for `compute_advantages`. Return the
         seconds of each part as metrics.

@@ -183,8 +183,9 @@ class ModelInput(NamedTuple):
 
 
 class Scorer(RoleWorker, abc.ABC):
-    """Base class of all scorers. Each rank receives an even share of an iteration's groups, from one channel for all
-    ranks.
+    """Base class of all scorers, which give scores to samples and are not trained.
+
+    Each rank receives an even share of an iteration's groups, unless rank 0 receives the groups for all ranks.
     """
 
     _sharded = False  # True if rank 0 reads for all ranks

@@ -69,15 +69,16 @@ class Tails:
         return {place: instead.get(number, number) for place, number in places.items()}
 
     def more(self, iteration: int) -> int:
-        """Return for how many groups this rank requests answers in `iteration` without waiting for them; 0 in a long
-        round.
+        """Return for how many groups this rank requests answers in `iteration` without waiting for them.
+
+        Return 0 in a long round, which waits for all answers.
         """
         return len(self._early(iteration))
 
     def leave(self, iteration: int, numbers: list[int]) -> None:
-        """Postpone prompts of the short round `iteration` to the next long round.
+        """Postpone prompts of the short round `iteration`, whose answers are not complete, to the next long round.
 
-        `numbers`: the prompt numbers, as many as `more` returns for `iteration`.
+        A long round waits for all answers. `numbers`: the prompt numbers, as many as `more` returns for `iteration`.
         """
         # Earlier pairs are not needed any more.
         first = iteration * self._prompts
@@ -93,7 +94,7 @@ class Tails:
     def _early(self, iteration: int) -> list[int]:
         """Return the groups of the next long round whose prompts are asked in advance, in the short round `iteration`.
 
-        Return an empty list if `iteration` is a long round.
+        A long round waits for all answers. If `iteration` is a long round, return an empty list.
         """
         return [
             group
@@ -105,7 +106,7 @@ class Tails:
         """Return the numbers of the next long round's prompts that are asked in advance, in the short round
         `iteration`.
 
-        Return an empty list if `iteration` is a long round.
+        A long round waits for all answers. If `iteration` is a long round, return an empty list.
         """
         last = (iteration + self._short - self._round(iteration)) * self._prompts
         return [last + group for group in self._early(iteration)]

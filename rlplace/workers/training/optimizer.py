@@ -186,7 +186,7 @@ class Update:
     tokens: int = 0
     # A line for each non-finite step that was skipped
     skipped: tuple[str, ...] = ()
-    # Share of the slowest step's time that other ranks wait for the slowest rank
+    # Time lost by unequal ranks in the worst step: 0.1 is a tenth longer than with equally many tokens on each rank
     imbalance: float = 0.0
     # Further metrics, of this rank
     metrics: Metrics = dataclasses.field(default_factory=dict)

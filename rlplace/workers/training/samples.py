@@ -422,7 +422,9 @@ class Batch:
         return torch.tensor(versions, device=self._device)
 
     def target(self, name: Target, picks: MicroBatch) -> Tensor:
-        """Return the target `name` for the response tokens of the samples `picks`, [N]. It must be in the shard."""
+        """Return the target `name` for the response tokens of the samples `picks`, [N]. The shard must contain this
+        target.
+        """
         return torch.tensor(
             joined([self._shard.targets[name][i] for i in picks]), device=self._device
         )

@@ -23,7 +23,7 @@ SCORERS = (
 OBSERVATIONS = "observations"
 ACTIONS = "actions"
 TRAJECTORIES = "trajectories"
-# Channels of text tasks. Keys: "" where any free rank takes, else the rank it is for.
+# Channels of text tasks. Keys: "" if any free rank takes an item, else the number of the rank that takes it.
 REQUESTS = "requests"  # "": any rollout rank with room takes
 COMPLETIONS = "completions"  # the env rank
 SAMPLES = "samples"  # "": whole groups, taken by actor rank 0

@@ -214,7 +214,7 @@ class VllmServer:
         try:
             self._check_alone()
         except EngineError:
-            # The other engine may have loaded before: the weights there may be these
+            # The server may now have this engine's weights under the other engine's version name
             self._post(
                 "/update_weight_version", {"new_version": f"taken back by {self._mark}"}
             )

@@ -331,7 +331,7 @@ def check_fit(
 #   rollout   pull ◀─────────────────────────────────────────────────────────────────────┘
 #             as soon as the engine can generate: scores the probe, compares
 #
-# They are sent as one more tensor, so that they belong to their version by every transport.
+# The log-probabilities are sent as one more tensor, so that every transport delivers them with their version.
 
 NAME = "probe.logprobs"  # among the weights; no model has it
 _TOKENS = 32

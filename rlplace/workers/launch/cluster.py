@@ -425,8 +425,8 @@ class Cluster:
         *,
         tell: bool = False,
     ) -> None:
-        """Call `setup` on all groups and wait until all have ended. Groups that share accelerators are set up one after
-        the other.
+        """Call `setup` on all groups, and wait until it has ended on all of them. Groups that share accelerators take
+        turns.
 
         `groups`: whole groups, or some ranks of a group, by group name. `setups`: a list to which the started calls are
         added. `timeout_s`: the most seconds for all groups together. `tell`: whether to report the order and each group
@@ -569,8 +569,8 @@ class Cluster:
         self._launcher.empty(self._channels.values())
 
     def move(self, component: str, rank: int) -> list[Slot]:
-        """Plan other accelerators of the same node for a rank, and for all ranks that have the same accelerators as
-        this rank.
+        """Plan other accelerators of the same node for a rank, and for all other ranks that use the rank's present
+        accelerators.
 
         Return the new slots, whose ranks must be restarted; return an empty list if too few accelerators are unused.
         The new accelerators have the same kind and memory, and get the same ranks, so the plan's memory proof still

@@ -180,7 +180,7 @@ class SharedAccount(MemoryAccount):
     """
 
     def __init__(self, capacity_bytes: Sequence[int], folder: Path) -> None:
-        """Use the files in `folder`, a subfolder of the job folder, which is created when it is needed.
+        """Use the files in `folder`, a subfolder of the job folder. The subfolder is created when it is needed.
 
         `capacity_bytes`: bytes of each accelerator, by its global number.
         """

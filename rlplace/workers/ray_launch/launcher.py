@@ -557,7 +557,7 @@ class RayLauncher:
                 self._connections.close()
             if self._channels is not None:
                 self._channels.close()
-            # Ray goes on, and these with it
+            # A Ray that was joined continues to run, and would keep these reservations
             if not self._session.local and ray.is_initialized():
                 for bundles in filter(None, (self._bundles, *self._more)):
                     remove_placement_group(bundles)

@@ -190,7 +190,8 @@ class PolicyLearner:
                 terminated | truncated,
                 self._ranks.sum,
             )
-        # A step with NaN reward ends its episode. With its value as reward, the step before sees the expected rest.
+        # A step with NaN reward ends its episode. Its value replaces its reward, so that the step before bootstraps
+        # from the expected return.
         rewards = torch.where(non_finite, values, rewards)
         # Values of the observations after the last step, and of those at truncations
         beyond = np.concatenate(

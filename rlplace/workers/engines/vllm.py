@@ -451,7 +451,7 @@ def _build(
 def _memory_arguments(
     settings: EngineSettings, expected: ExpectedWeights, on_cpu: bool
 ) -> dict[str, Any]:
-    """Return the arguments by which vLLM limits its KV cache.
+    """Return the arguments of vLLM's engine that limit its KV cache.
 
     On a CPU the limit is always in bytes, because vLLM would otherwise take a share of the machine's memory.
 

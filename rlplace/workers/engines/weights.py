@@ -48,8 +48,7 @@ _COMPUTED = "rotary_emb.inv_freq"  # old checkpoints store this buffer, which ev
 
 
 class KeptWeights:
-    """Completes versions that have only the changed weights, with the weights of the last complete version, which it
-    keeps.
+    """Keeps the last complete version of the weights, to complete later versions, which have only the changed weights.
 
     All ranks of a node share the memory of the kept version.
 

@@ -65,10 +65,10 @@ class Device:
         return 0
 
     def measured_bytes(self, counted: int) -> int:
-        """Return the bytes of this worker on each of its accelerators.
+        """Return the bytes of this worker on each of its accelerators, measured if the device can measure them, else
+        `counted`.
 
-        `counted`: bytes of the worker's tensors on each accelerator. It is returned unchanged by a device that cannot
-        measure.
+        `counted`: bytes of the worker's tensors on each accelerator.
         """
         return counted
 

@@ -301,8 +301,9 @@ def gave_up(error: BaseException | None) -> bool:
 
 
 def first_failure_s(groups: Iterable[WorkerGroup]) -> float:
-    """Return when the first call of `groups` has failed, in seconds of `time.monotonic()`; the present time if none
-    has.
+    """Return the time at which the first call of `groups` failed; if no call has failed, the present time.
+
+    Times are in seconds of `time.monotonic()`.
     """
     return min(
         [

@@ -234,7 +234,7 @@ class StageGroup:
         """Resume the episodes of `saved`; return how many steps were lost, one number for each row that could not be
         resumed.
 
-        Some simulators cannot restore a row. This row keeps the new episode that was started before this call, and the
+        If a simulator cannot restore a row, the row keeps the new episode that was started before this call, and the
         steps of its saved episode are lost.
         """
         simulator = self.simulator

@@ -50,7 +50,8 @@ class JoinedWorker(RoleWorker):
         return self._ranks
 
     def move(self, to: Residency) -> MoveReport:
-        """Offload or onload this rank's state as residency `to` requires; return the new residency and the bytes.
+        """Offload or onload this rank's state as residency `to` requires; return the new residency and the measured
+        bytes.
 
         A tensor that was offloaded and onloaded has the same bits as before.
         """
@@ -84,7 +85,7 @@ class JoinedWorker(RoleWorker):
     # ── its state in files, at any residency: offloaded tensors are read and changed on the host ─────────────────────
 
     def _where(self, tensor: Tensor) -> Tensor:
-        """Return `tensor`, or while it is offloaded, its copy on the host."""
+        """Return `tensor`; while it is offloaded, return its copy on the host instead."""
         for part in self._parts:
             tensor = part.where(tensor)
         return tensor

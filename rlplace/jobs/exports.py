@@ -47,10 +47,10 @@ def check_component(checkpoint: Checkpoint, component: str) -> None:
 
 
 def free_place(out: Path, files: Sequence[str], *, number: int = 2) -> None:
-    """Raise ConfigError if `out` exists, has no file name, or has the ending of a kind of file that cannot be written.
+    """Raise ConfigError if `out` exists, has no file name, or has the ending of a file format that is not allowed.
 
-    `files`: the allowed endings; empty if `out` has to be a folder. `number`: the first number of a free name that the
-    error proposes.
+    `files`: the allowed endings; empty if `out` has to be a folder. If `out` exists, the error proposes the name
+    `<stem>_<n>` with the first free n from `number` on.
     """
     near = did_you_mean(out.suffix[1:], [end[1:] for end in files])
     if (
@@ -85,9 +85,9 @@ def free_place(out: Path, files: Sequence[str], *, number: int = 2) -> None:
 
 @contextlib.contextmanager
 def written(out: Path) -> Iterator[None]:
-    """Make the parent folder of `out`, then run the block that writes `out`.
+    """Context manager: make the parent folder of `out`, then run the `with` block, which has to write `out`.
 
-    Raises OutputError about the argument `OUT` if the folder cannot be made or the file cannot be written.
+    Raises OutputError with the key `OUT` if the folder cannot be made or `out` cannot be written.
     """
     try:
         out.parent.mkdir(parents=True, exist_ok=True)

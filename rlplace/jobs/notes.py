@@ -10,9 +10,10 @@ from rlplace.errors import Problem
 
 
 def learning_rate_notes(config: Config, changed: Collection[str]) -> list[str]:
-    """Return a line of text if the learning rate now falls over another number of iterations; else an empty list.
+    """Return a note for a resumed run if its learning-rate schedule now decays over a new number of iterations.
 
-    `changed`: the config keys that differ from those of the checkpoint.
+    `changed`: the config keys whose values differ from the values in the checkpoint. The list is empty
+    otherwise.
     """
     falls = config.actor.optimizer.schedule != "constant"
     if falls and "runner.total_iterations" in changed:
@@ -21,6 +22,6 @@ def learning_rate_notes(config: Config, changed: Collection[str]) -> list[str]:
 
 
 def missing_problems(config: Config) -> Iterator[Problem]:
-    """Yield a problem for each missing key without which a job can be planned but not run."""
+    """Yield a problem for each missing config key that a run needs. Planning works without these keys."""
     for key, (reason, line) in config.missing.items():
         yield problem("plan-only", key, error="missing", reason=reason, line=line)

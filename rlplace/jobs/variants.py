@@ -1,4 +1,4 @@
-"""The check of an algorithm's variant, which both jobs take."""
+"""The check of a custom variant of the algorithm. The simulator job and the language-model job use it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,10 @@ _METHODS = ("advantages", "policy_loss", "value_loss", "metrics")
 
 
 def check_variant(config: Config) -> list[Problem]:
-    """Return the problems of a custom variant of the algorithm: it cannot be imported, or overrides no method."""
+    """Return the problems of the custom algorithm variant that the config names; empty without a variant.
+
+    Problems: the variant cannot be imported, or it overrides none of the methods that a variant may override.
+    """
     variant = config.algorithm.variant
     if variant.name is None:
         return []

@@ -12,7 +12,7 @@ from rlplace.trained import Trained
 
 
 def export(trained: Trained, request: ExportRequest) -> None:
-    """Write the model of a component to `request.out`, as a folder that transformers can read.
+    """Write the model of `request.component` from a checkpoint to the folder `request.out`, for transformers.
 
     Raises ConfigError, OutputError.
     """

@@ -24,7 +24,10 @@ _EARLY = ("reference", "reward")
 
 
 def work(needs: Needs) -> Work:
-    """Return the calls of an iteration. `needs`: the components and the residency that each stage needs."""
+    """Return the calls of worker methods in each stage of an iteration.
+
+    `needs`: the components that work in each stage, with the residency that each of them needs.
+    """
     stages = {"sync": _sync(needs), "rollout": _rollout(needs)}
     if "infer" in needs.residency:
         stages["infer"] = _infer(needs)

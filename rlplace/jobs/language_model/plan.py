@@ -25,7 +25,7 @@ _SAMPLE_READERS = ("actor", "critic", "reference", "reward")
 
 
 def needs_of(config: Config) -> Needs:
-    """Return the least residency of each component in each stage, as the algorithm of the config needs it."""
+    """Return the least residency of each component in each stage that the algorithm of the config needs."""
     names: Iterable[str] = placed_names(config.cluster.component_placement)
     if config.runs:
         names = ("actor", "rollout", "env", *scorers_of(names))
@@ -43,7 +43,7 @@ def needs_of(config: Config) -> Needs:
 def plan_of(config: Config, topology: Topology, sources: Mapping[str, Source]) -> Plan:
     """Return the plan of a job on language models. Raises PlacementError with all problems.
 
-    `topology`: the machines. `sources`: key -> file and line of its value, for errors.
+    `topology`: the machines. `sources`: config key -> file and line in which its value is set, for errors.
     """
     needs = needs_of(config)
     components = needs.components
@@ -87,9 +87,9 @@ def plan_of(config: Config, topology: Topology, sources: Mapping[str, Source]) -
 
 
 def memory_of(config: Config, plan: Plan, measured: Measurements | None) -> MemoryCase:
-    """Return the memory case of a planned job. Raises ConfigError for models that cannot be read.
+    """Return all inputs of the memory proof of a planned job. Raises ConfigError for models that cannot be read.
 
-    `measured`: component -> residency -> bytes on accelerators that an earlier run measured; None: nothing was
+    `measured`: component -> residency -> bytes per accelerator, as an earlier run measured them; None: nothing was
     measured.
     """
 
@@ -103,7 +103,7 @@ def memory_of(config: Config, plan: Plan, measured: Measurements | None) -> Memo
 def _leaves(config: Config, component: str) -> bool:
     """Return whether a component may leave accelerators that other components need.
 
-    This holds for `enable_offload`, and for a reward without a model, which uses no accelerator.
+    True if `enable_offload` is set, and for a reward without a model, since such a reward uses no accelerator.
     """
     block = config.block_of(component)
     if isinstance(block, RewardConfig) and block.kind != "model":
@@ -112,9 +112,10 @@ def _leaves(config: Config, component: str) -> bool:
 
 
 def _routes(config: Config, placement: HybridComponentPlacement) -> tuple[Route, ...]:
-    """Return the data routes of a job that is only planned: samples to scorers and learners, and the actor's weights.
+    """Return the data routes of a job that can be planned but not run.
 
-    Return an empty result for a job that can run, since its data goes through channels and deliveries.
+    The routes carry samples to scorers and learners, and weights from the actor. The result is empty for a job that
+    can run, since its data goes through channels and weight deliveries.
     """
     if config.runs:
         return ()

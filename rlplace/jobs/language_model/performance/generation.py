@@ -41,7 +41,7 @@ _INDEXES = (1, 2)  # iterations that a prediction counts
 
 
 class _Sink(Channel):
-    """A channel that accepts all items and notes the time at which the first item arrived."""
+    """A channel that drops all items. `first_s`: the simulated time at which the first item arrived."""
 
     def __init__(self, world: World) -> None:
         super().__init__(world, 1)
@@ -53,9 +53,10 @@ class _Sink(Channel):
 
 
 class Generation(StageBound):
-    """Lower bounds of the seconds of the rollout stage, for numbers of env and rollout ranks of one search space.
+    """Lower bounds of the rollout stage's seconds, one for each pair of sizes of env and rollout in a search.
 
-    Each bound is simulated with the costs of a profile, once. `holds`: whether the bounds are valid for this job.
+    A bound comes from a simulation of env and rollout alone, with the costs of a profile. Results are kept, so each
+    simulation runs once. `holds`: whether the bounds are valid for this job.
     """
 
     stage = "rollout"
@@ -73,9 +74,9 @@ class Generation(StageBound):
         self.holds = self._holds()
 
     def _holds(self) -> bool:
-        """Return whether no other component can delay env and engines.
+        """Return whether the simulated seconds of env and engines alone are a valid lower bound.
 
-        Then a simulation of env and engines alone is a lower bound.
+        They are valid if no other component can delay env or the engines.
         """
         config = self._space.config
         plan = self._plan
@@ -132,7 +133,10 @@ class Generation(StageBound):
         return bool(missing)
 
     def _acquired(self) -> list[frozenset[str]]:
-        """Return all sets of components, of env and rollout, that may have to onload before they work."""
+        """Return the sets of components that may have to onload at the start of the stage.
+
+        All subsets of env and rollout are listed, without a component that never leaves its accelerators.
+        """
         may = [
             c
             for c in PAIR
@@ -158,10 +162,10 @@ class Generation(StageBound):
         return self._alone(config, plan, moved)
 
     def _alone(self, config: Config, plan: Plan, moved: frozenset[str]) -> float:
-        """Return the mean seconds of a rollout stage that is simulated with env and rollout alone.
+        """Simulate some rollout stages with env and rollout alone, and return their mean seconds.
 
         `moved`: the components that onload in the stage. Returns 0.0, which is always a lower bound, if a group of
-        samples could be finished before all ranks have received their calls.
+        samples could be finished before the driver has called all ranks.
         """
         ranks = {c: plan.placement.world_size(c) for c in PAIR}
         site = TextSite(config, plan, Costs(self._profile), 1 + sum(ranks.values()))
@@ -193,10 +197,11 @@ class Generation(StageBound):
         return 0.0
 
     def _asked_within(self, seconds: float, ranks: dict[str, int]) -> bool:
-        """Return whether all ranks of env, rollout and early scorers have received their calls within `seconds`.
+        """Return whether the driver can call all ranks of env, rollout and early scorers within `seconds`.
 
-        `seconds`: from the start of the stage to the first finished group. `ranks`: numbers of env and rollout ranks.
-        False if a scorer may have more ranks than there are prompts.
+        Early scorers are references and rewards that score during rollout. `seconds`: from the start of the stage to
+        the first finished group of samples. `ranks`: component -> number of ranks, for env and rollout. Returns False
+        if an early scorer may have more ranks than there are prompts.
         """
         early = {*self._plan.needs.early} & {*self._plan.placement.components}
         sizes = self._space.sizes(self._space.now)

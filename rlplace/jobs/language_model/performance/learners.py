@@ -1,7 +1,7 @@
 """Simulated ranks that score and learn in a language-model job: actor, critic and scorers.
 
-Rank 0 takes samples for all ranks of a group, which pack them by their tokens as the real ones do and meet in every
-micro-batch.
+Rank 0 takes samples for all ranks of its component. The ranks pack the samples by their tokens, as real ranks do, and
+wait for each other in every micro-batch.
 """
 
 from __future__ import annotations
@@ -35,7 +35,10 @@ _LONGEST_PAUSE_S = 0.02
 
 @functools.lru_cache(maxsize=64)
 def pack(sizes: SampleSizes, ranks: int, budget: int) -> Packing:
-    """Return the micro-batches of all ranks for these samples, of at most `budget` tokens each. Results are cached."""
+    """Divide samples over `ranks` ranks and into micro-batches of at most `budget` tokens. Results are cached.
+
+    `sizes`: the token counts of the samples.
+    """
     return packing.pack(sizes, ranks, budget)
 
 
@@ -63,9 +66,9 @@ def sizes_of(
 ) -> SampleSizes:
     """Return the token counts of all samples of some groups.
 
-    `groups`: for each group, the tokens of its prompt and the tokens of each sample, which include the prompt. `again`:
-    cost of a prompt token for each sample that shares the prompt, relative to a token of its own; None: the samples of
-    a group do not share their prompt.
+    `groups`: for each group, the number of prompt tokens and the number of tokens of each sample, prompt included.
+    `again`: the cost of a shared prompt token for each sample that reads it, as a fraction of the cost of computing a
+    token; None: prompts are not shared, so each sample computes its prompt itself.
     """
     whole = [
         (number, prompt, each)
@@ -79,7 +82,10 @@ def sizes_of(
 
 
 def looks() -> Iterator[float]:
-    """Yield the pauses, in seconds, of a rank that polls for a value of rank 0. They double up to a largest pause."""
+    """Yield the pauses, in seconds, of a rank that polls until rank 0 gives a value.
+
+    The first pause is 1 ms. Each further pause is twice as long as the pause before, up to 20 ms.
+    """
     pause_s = _FIRST_PAUSE_S
     while True:
         yield pause_s
@@ -92,9 +98,9 @@ class JoinedRank(TextRank):
     _scattered = 0  # number of values that rank 0 has scattered
 
     def scatter(self, value: object = None) -> Body:
-        """Return the value that rank 0 gives, once all ranks have it.
+        """Simulate a scatter: wait until all ranks have the value of rank 0, and return the value.
 
-        `value`: what rank 0 gives; ignored on other ranks.
+        `value`: the value of rank 0; ignored on other ranks.
         """
         given = self.site.given(self.component, self._scattered)
         self._scattered += 1
@@ -124,20 +130,20 @@ class JoinedRank(TextRank):
     def score(
         self, method: str, packed: Packing, sizes: SampleSizes, watch: Stopwatch
     ) -> Body:
-        """Simulate this rank while it scores: one forward pass for each micro-batch, then an exchange of all ranks.
+        """Simulate scoring on this rank: a forward pass for each micro-batch, then an exchange with all ranks.
 
-        `method`: the worker's method whose costs apply. `packed`: the micro-batches of all ranks. `watch`: records the
-        seconds.
+        `method`: the worker method whose measured costs are used. `packed`: the micro-batches of all ranks. `sizes`:
+        the token counts of the samples. `watch`: records the seconds.
         """
         for picks in packed.ranks[self.slot.rank // self.together]:
             yield from self.forward(watch, "score", sizes.size(picks), method, "infer")
         yield from self.exchange(method, watch)
 
     def forward(self, watch: Stopwatch, part: str, size: float, *methods: str) -> Body:
-        """Spend the seconds of one forward pass, in which the ranks wait for each other.
+        """Spend the simulated seconds of one forward pass, then wait until all ranks have done theirs.
 
-        `watch`: records the seconds as `part`. `size`: tokens of the micro-batch. `methods`: the worker's methods whose
-        measured cost may be used, the best first.
+        `watch`: records the seconds under the name `part`. `size`: tokens of the micro-batch. `methods`: worker
+        methods; the first one with a measured cost of `part` is used.
         """
         parts = (
             (f"sharded_{part}", part) if self.ranks > 1 else (part, f"sharded_{part}")
@@ -296,9 +302,10 @@ class LmActorRank(TrainedRank):
         return dict[str, Metrics]()
 
     def _take(self, part: int | None) -> Body:
-        """Take groups from their channel and return them. `part`: number of groups; None: all groups of the iteration.
+        """Take groups from the channel `samples` and return them.
 
-        If the groups of the iteration are taken already, return them.
+        If some groups of this iteration were taken before, return these groups and take no more. `part`: number of
+        groups to take; None: all groups of the iteration.
         """
         if self._groups is None:
             self._groups = []
@@ -307,9 +314,9 @@ class LmActorRank(TrainedRank):
         return self._groups
 
     def _gather(self, part: int | None) -> Body:
-        """Take groups and their scores, put the returns for the critic, and return the token counts of all samples.
+        """Take groups and all scores of their samples, then put the returns into the critic's channel.
 
-        `part`: number of groups; None: all groups of the iteration.
+        `part`: number of groups to take; None: all groups of the iteration. Returns the token counts of the samples.
         """
         sizes = self.sizes_of((yield from self._take(part)))
         for scorer in self.site.job.scorers:
@@ -411,7 +418,7 @@ class ScorerRank(JoinedRank):
         return dict[str, Metrics]()
 
     def _take(self, due: int) -> Body:
-        """Wait for a group, then take and return all groups that have arrived, at most `due` of them."""
+        """Wait until a group arrives, then take all groups in the channel, at most `due`, and return them."""
         channel = self.site.channels[samples_for(self.component)]
         taken: list[Group] = [(yield from channel.get())]
         while len(taken) < due and (group := channel.get_nowait()) is not None:

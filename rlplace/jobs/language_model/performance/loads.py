@@ -1,8 +1,9 @@
 """Lower bounds of the work of a language-model job's ranks between two synchronizations of the loop.
 
-Lengths are those that a prediction draws. What learns or scores all samples at once packs them as in a run. Where they
-come bit by bit they take as many tokens however they are packed: at least their number times the least that any
-micro-batch takes for a token. So do steps of an engine, for each sequence.
+Lengths of prompts and answers are the lengths that a prediction draws. A component that has all samples at once packs
+them as in a run, so its work is known. A component that gets samples bit by bit may pack them in any way; its bound is
+the number of tokens times the least cost of a token in any micro-batch. The bound of an engine's steps is found in the
+same way, by sequences in place of tokens.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ _INDEXES = (
 
 
 class _Drawn(NamedTuple):
-    """Token counts of an iteration. Each field is the least value over the counted iterations."""
+    """Token counts of an iteration. Each field is the minimum over all iterations that the bounds look at."""
 
     answers: int  # generated tokens of all answers
     tokens: int  # tokens of all samples, including prompts
@@ -51,9 +52,9 @@ class _Drawn(NamedTuple):
 
 
 class _Passes(NamedTuple):
-    """Seconds of all micro-batches of one pass over all samples."""
+    """Seconds of one pass over all samples: the sum over all micro-batches of the pass."""
 
-    ranks: int
+    ranks: int  # number of ranks that share the samples
     longest_s: float  # of the most loaded rank
     cpu_s: float  # processor seconds of all ranks
 
@@ -77,7 +78,7 @@ class TextStages(Stages):
     def __init__(
         self, config: Config, costs: Costs, together: Mapping[str, int]
     ) -> None:
-        """`together`: component -> number of its ranks that compute the same samples."""
+        """`together`: component -> number of ranks that process the same samples (tensor and context parallelism)."""
         super().__init__(config, costs)
         self._together, self._again = together, read_again(config)
         ahead = config.algorithm.max_staleness > 0
@@ -133,7 +134,10 @@ class TextStages(Stages):
     def options(
         self, stage: str, mode: Mode, sizes: Mapping[str, Sequence[Size]]
     ) -> Iterator[Options]:
-        """Yield a single option: for each component, the least load that any of its sizes has."""
+        """Yield a single option: for each component, the minimum of each part of the load over its possible sizes.
+
+        `stage`: name of the stage. `sizes`: component -> the sizes that it may have.
+        """
         components = self.depends(stage)
         found: dict[str, Load] = {}
         for component in components:
@@ -189,16 +193,16 @@ class TextStages(Stages):
         return self._shared(component, work, ranks)
 
     def _shared(self, component: str, work: Cost, ranks: int) -> Load:
-        """Return the load of ranks that share work evenly in the mean.
+        """Return the load of a component if the work of its ranks is known on average only.
 
-        A single rank may have no work. `work`: cost of the mean.
+        `work`: the cost of one rank, as the mean over all ranks. The least loaded rank may have no work at all.
         """
         return self._load(component, [work] * ranks)._replace(least_s=0.0)
 
     def _joined(self, component: str, passes: _Passes, rest: Cost) -> Load:
-        """Return the load of ranks that wait for each other in each micro-batch.
+        """Return the load of a component with ranks that wait for each other in each micro-batch.
 
-        `passes`: the micro-batches. `rest`: the further cost of each rank.
+        `passes`: the seconds of the micro-batches. `rest`: the cost of each rank beyond the micro-batches.
         """
         one = self._load(component, [rest] * passes.ranks)
         longest_s = one.longest_s + passes.longest_s
@@ -207,9 +211,10 @@ class TextStages(Stages):
 
     @functools.lru_cache(maxsize=64)  # noqa: B019  it lives as long as a search
     def _wholes(self, again: float | None) -> Sequence[SampleSizes]:
-        """Return the token counts of all samples of each counted iteration; empty for episodes of several turns.
+        """Return the token counts of the samples, for each iteration that the bounds look at.
 
-        `again`: as in `learners.sizes_of`.
+        Return an empty sequence for episodes of several turns. `again`: the cost of a shared prompt token for each
+        sample that reads it, as a fraction of the cost of computing a token; None: prompts are not shared.
         """
         several = self._config.text_env.max_turns > 1
         if several:
@@ -227,7 +232,10 @@ class TextStages(Stages):
 
     @functools.cached_property
     def _lengths(self) -> Sequence[Sequence[tuple[int, int]]]:
-        """Return, for each counted iteration, the tokens of each sample's prompt and first answer, group by group."""
+        """Return (prompt tokens, tokens of the first answer) of each sample, for each iteration of the bounds.
+
+        The samples of a group follow each other.
+        """
         lengths = Lengths(self._config, self._costs)
         each = self._algorithm.samples_per_prompt
         return [
@@ -266,7 +274,7 @@ class TextStages(Stages):
 
     @functools.cached_property
     def _read(self) -> Cost:
-        """Return the cost of processing all prompts of an iteration, one by one."""
+        """Return the cost of the prefill of all prompts of an iteration, one prompt after the other."""
         prompts = (
             prompt
             for prompt, _ in self._lengths[0][:: self._algorithm.samples_per_prompt]
@@ -295,10 +303,11 @@ class TextStages(Stages):
 
     @functools.lru_cache(maxsize=4096)  # noqa: B019  it lives as long as a search
     def _tail(self, envs: int, engines: int) -> float:
-        """Return the seconds of the slowest env rank if answers arrive as early as engines can finish them.
+        """Return a lower bound of the seconds of the slowest env rank, including its wait for the answers.
 
-        `envs`, `engines`: the numbers of ranks. An answer takes the processing of its prompt and one decoding step for
-        each token. 0 for episodes of several turns and for short rounds, in which the work depends on timing.
+        Each answer is assumed to arrive as early as possible: after the prefill of its prompt and one decoding step for
+        each token. `envs`, `engines`: the numbers of ranks. Returns 0 for episodes of several turns and for short
+        rounds, since their work depends on timing.
         """
         if self._config.text_env.max_turns > 1 or self._algorithm.short_rounds:
             return 0.0
@@ -337,15 +346,15 @@ class TextStages(Stages):
         return asked_s + statistics.fmean(found) + over_s
 
     def _at_once(self, ranks: int) -> int:
-        """Return the largest number of answers that each of `ranks` engines can have in flight."""
+        """Return the largest number of answers that one of `ranks` engines can generate at the same time."""
         # A group's samples are taken together.
         taken = -(-self._samples // ranks) - 1 + self._algorithm.samples_per_prompt
         return min(taken, self._config.text_rollout.step_sequences)
 
     def _decode(self, at_once: int) -> Cost:
-        """Return the least cost of a decoding step, with any number of answers from 1 to `at_once` in flight.
+        """Return the least cost of a decoding step over all batches of 1 to `at_once` answers.
 
-        With vLLM, a step that processes prompts decodes too, so the cost of such a step may be the least.
+        A vLLM step that processes prompts decodes answers as well. If such a step is cheaper, its cost is returned.
         """
         decode = self._least("rollout.generate/decode", 1, at_once)
         if self._config.text_rollout.engine != "vllm":
@@ -362,9 +371,9 @@ class TextStages(Stages):
         )
 
     def _generate(self, ranks: int) -> Cost:
-        """Return the work of an engine with an even share of the answers.
+        """Return the cost of one of `ranks` engines that generates an even share of the answers.
 
-        At least one of `ranks` engines has that much work.
+        At least one engine has this cost or a higher one.
         """
         generate = "rollout.generate/"
         block = self._config.text_rollout
@@ -398,8 +407,9 @@ class TextStages(Stages):
         """Return the seconds of one pass of all ranks over all samples.
 
         `cost`: name of the cost of a micro-batch. `budget`: most tokens of a micro-batch. `steps`: number of optimizer
-        steps in the pass. `whole`: whether all samples are packed at once; otherwise a lower bound is returned, from at
-        least one micro-batch for each step, and from a line that lies below the costs of all sizes.
+        steps in the pass. `whole`: whether all samples are packed at once. If not, or if token counts are not known,
+        the result is a lower bound: each optimizer step has at least one micro-batch, and the cost of a micro-batch is
+        at least a linear function of its tokens that lies below all measured costs.
         """
         component = cost.rpartition("/")[0].rpartition(".")[0]
         again = self._again.get(component)
@@ -438,10 +448,10 @@ class TextStages(Stages):
     def _packed(
         self, cost: str, packing: Packing, sizes: SampleSizes
     ) -> tuple[float, float]:
-        """Return the seconds of micro-batches in which ranks wait for each other, and their processor seconds.
+        """Return (seconds, processor seconds) of micro-batches in which the ranks wait for each other.
 
-        `cost`: name of the cost of a micro-batch. `packing`: the micro-batches of all ranks. Processor seconds are
-        summed over all ranks.
+        `cost`: name of the cost of a micro-batch. `packing`: the micro-batches of all ranks. `sizes`: the token counts
+        of the samples. The seconds add the slowest rank of each micro-batch; processor seconds add all ranks.
         """
         longest_s = 0.0
         cpu_s = 0.0
@@ -509,7 +519,11 @@ class TextStages(Stages):
         return self._joined(component, passes.times(algorithm.epochs), rest)
 
     def _forward(self, component: str, part: str, ranks: int, *methods: str) -> str:
-        """Return the name of the cost of a forward pass. It is chosen as in `JoinedRank.forward`."""
+        """Return the name of the cost of a forward pass: `<component>.<method>/<part>`.
+
+        `methods`: worker methods; the first one with a measured cost is chosen. With several ranks, the cost of a
+        sharded forward pass is preferred to the cost of an unsharded one; with one rank, the other way round.
+        """
         parts = (f"sharded_{part}", part) if ranks > 1 else (part, f"sharded_{part}")
         names = [f"{component}.{method}/{name}" for name in parts for method in methods]
         return next(

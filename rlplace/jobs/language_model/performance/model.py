@@ -120,7 +120,7 @@ class LanguageModelPerformance(PerformanceModel):
     def values(self, config: Config) -> Mapping[str, Sequence[int]]:
         """Return config key -> values that a search may choose, for token budgets and `max_staleness`.
 
-        Each token budget holds the longest sample.
+        Each token budget has its present value, and values that are at least as large as the longest sample.
         """
         found: dict[str, Sequence[int]] = {}
         for component in config.placed:
@@ -146,7 +146,10 @@ class LanguageModelPerformance(PerformanceModel):
 
 
 def _budgets(config: Config, now: int) -> list[int]:
-    """Return the token budgets that a search tries. `now`: the present budget."""
+    """Return the token budgets that a search tries: the present one, and multiples and fractions of it.
+
+    `now`: the present budget. Budgets below the longest sample are left out, except the present one.
+    """
     larger = [now * times for times in _TIMES]
     smaller = [now // times for times in _TIMES if now % times == 0]
     enough = [n for n in (*larger, *smaller) if n >= config.algorithm.longest]
@@ -154,9 +157,11 @@ def _budgets(config: Config, now: int) -> list[int]:
 
 
 def _sizes(space: Space, component: str) -> tuple[Size, ...]:
-    """Return the sizes of a component that a search tries: numbers of accelerators that divide a node or all nodes.
+    """Return the sizes that a search tries for a component: numbers of accelerators and ranks.
 
-    A vLLM engine may have several accelerators. A component that the search may not change has its present size.
+    The accelerators divide a node evenly, or are whole nodes that divide all nodes evenly. The present size is kept.
+    Each rank has one accelerator; vLLM engines are tried with several, too. A component that the search may not change
+    has its present size only.
     """
     now = space.size_now(component)
     if component not in space.free:
@@ -191,7 +196,7 @@ def _sizes(space: Space, component: str) -> tuple[Size, ...]:
 
 
 def _shares_out(config: Config, component: str) -> bool:
-    """Return whether each rank of a component scores groups of its own, without the other ranks.
+    """Return whether each rank of a component scores its own groups, without help of the other ranks.
 
     True for a reference or reward whose model is not sharded, and for a reward without a model.
     """

@@ -1,9 +1,9 @@
 """A profile of a language-model job from published rates of its accelerators, for use before anything is measured.
 
-A pass takes 2 operations for each weight and token forward and 4 more backward (Kaplan et al. 2020,
-arXiv:2001.08361); a token step reads all weights, and the keys and values of what is in flight. The shares of the
-published rates that software reaches are assumptions, so every cost is marked *assumed*: good for comparing placements
-and for the order of magnitude, not for the seconds.
+A forward pass takes 2 operations for each weight and token, a backward pass 4 (Kaplan et al. 2020, arXiv:2001.08361).
+A decoding step reads all weights, and the keys and values of all answers in flight. Software reaches only a part of the
+published rates. The size of this part is an assumption, so every cost is marked *assumed*: such costs serve to compare
+placements and give the order of magnitude, but not the seconds.
 """
 
 from __future__ import annotations
@@ -51,14 +51,14 @@ class Rates(NamedTuple):
     """Published rates of one accelerator: operations and bytes per second."""
 
     operations: float
-    memory_bytes: float
-    host_bytes: float
+    memory_bytes: float  # of the accelerator's memory
+    host_bytes: float  # between accelerator and host
     link_bytes: float  # between accelerators
 
 
 @functools.cache
 def published() -> Mapping[str, Sequence[float]]:
-    """Return product name, without spaces -> its row in published.toml: dense bf16 TFLOP/s, memory GB/s."""
+    """Return accelerator product name, without spaces -> (dense bf16 TFLOP/s, memory GB/s), from published.toml."""
     rows = tomllib.loads(
         Path(__file__).with_name("published.toml").read_text(encoding="utf-8")
     )
@@ -95,7 +95,10 @@ def published_profile(config: Config, plan: Plan, case: MemoryCase) -> Profile:
 
 
 def _rates(nodes: Sequence[Node]) -> Rates:
-    """Return the lowest of each rate over all nodes. Raises ConfigError for accelerators without published rates."""
+    """Return the lowest rate of each kind over all nodes.
+
+    Raises ConfigError for accelerators without published rates.
+    """
     products = {run.product for node in nodes for run in node.alike}
     unknown = [
         product for product in products if known_name(product) not in published()
@@ -127,7 +130,7 @@ def _rates(nodes: Sequence[Node]) -> Rates:
 def _costs(
     config: Config, plan: Plan, component: str, rates: Rates
 ) -> Iterator[tuple[str, Sequence[tuple[float, float]], str]]:
-    """Yield the costs of a component: name of the part, points (size, seconds), and the device that does the work."""
+    """Yield each cost of a component as (name `<method>/<part>`, points (size, seconds), kind of device at work)."""
     role = role_of(component)
     ranks = plan.placement.world_size(component)
     if role == "env":
@@ -230,7 +233,7 @@ def _costs(
 def _moves(
     ledger: MemoryLedger, component: str, rates: Rates
 ) -> Iterator[tuple[str, Curve]]:
-    """Yield the name and the curve of each cost of moving a component on or off its accelerators."""
+    """Yield the name and the cost curve of a component's move to each residency (off, weights or full)."""
     held = {residency: ledger.bytes(component, residency) for residency in Residency}
     for residency in Residency:
         moved = max(abs(held[residency] - other) for other in held.values())

@@ -4,7 +4,7 @@
 
     env ── requests ──▶ any rollout rank with room: reads the prompt, decodes ── completions ──▶ env ── samples ──▶
 
-Between two answers that begin or end, all steps of an engine cost the same: they are spent at once.
+While no answer begins or ends, all steps of an engine cost the same: their seconds are spent as one sum.
 """
 
 from __future__ import annotations
@@ -44,16 +44,16 @@ _IN_TURN_S = 0.005  # rewards that take longer are computed by other processes
 
 
 class Request(NamedTuple):
-    """A request of an env rank: for all samples of a group in the first turn, for one sample in a later turn.
+    """A request of an env rank for answers. In the first turn it covers all samples of a group, later one sample.
 
-    `first`: number of the first sample. `samples`: number of samples. `turn`: from 0.
+    `first`: number of the first sample in the group. `samples`: number of samples. `turn`: number of the turn, from 0.
     """
 
-    asked: int  # the iteration that asked it
+    asked: int  # the iteration in which the request is made
     # the iteration that owns the prompt; differs from `asked` for a postponed prompt or one asked ahead
     iteration: int
-    env: int
-    group: int
+    env: int  # the env rank
+    group: int  # number of the group in its iteration
     first: int
     samples: int
     turn: int
@@ -67,14 +67,14 @@ class Answer(NamedTuple):
 
 
 class Graded(NamedTuple):
-    """A sample whose reward is computed."""
+    """A sample with its reward. `request`: the last request of the sample."""
 
     request: Request
     tokens: int  # including the prompt
 
 
 class Group(NamedTuple):
-    """A complete group. `prompt`: tokens of its prompt. `tokens`: tokens of each sample, including the prompt."""
+    """A group with all its samples. `prompt`: tokens of the prompt. `tokens`: tokens of each sample and its prompt."""
 
     # the iteration that owns the prompt, and the group's number there
     number: tuple[int, int]
@@ -83,10 +83,10 @@ class Group(NamedTuple):
 
 
 class Lengths:
-    """Lengths of prompts, answers and conversations in tokens, and seconds of rewards.
+    """Lengths of prompts, answers and conversations in tokens, and seconds of rewards, for a prediction.
 
-    They do not depend on the placement. Each iteration uses the quantiles of the measured values, in a random order
-    that depends on the iteration's number only.
+    Each iteration uses quantiles of the measured values, in a random order. The order depends on the number of the
+    iteration, but not on the placement.
     """
 
     def __init__(self, config: Config, costs: Costs) -> None:
@@ -106,7 +106,7 @@ class Lengths:
         return min(drawn[group % len(drawn)], self._longest - 1)
 
     def turns(self, iteration: int, group: int, sample: int) -> int:
-        """Return the number of answers in the episode of a sample."""
+        """Return the number of turns, one answer each, in the episode of a sample."""
         if self._turns > 1:
             return min(
                 self._turns,
@@ -115,13 +115,13 @@ class Lengths:
         return 1
 
     def reply(self, iteration: int, group: int, sample: int, turn: int) -> int:
-        """Return the number of tokens of the environment's reply to an answer. `turn`: the turn of the answer."""
+        """Return the number of tokens that the environment replies to the answer of turn `turn`, from 0."""
         return self._of(
             "env.reply_tokens", self._longest_prompt, iteration, group, sample, turn
         )
 
     def reward_s(self, iteration: int, group: int, sample: int) -> float:
-        """Return the seconds from the end of a sample's episode to its reward; 0 if none were measured."""
+        """Return the seconds from the end of a sample's episode to its reward; 0 if no such seconds were measured."""
         drawn = self._quantiles(
             "env.reward_s", self._prompts * self._each, iteration, 0
         )
@@ -197,12 +197,15 @@ class TextSite(Site):
         self._given: dict[tuple[str, int], _Given] = {}
 
     def given(self, component: str, number: int) -> _Given:
-        """Return the holder of the `number`th value that rank 0 of a component gives to all its ranks."""
+        """Return the holder of a value that rank 0 of a component scatters to all ranks of the component.
+
+        `number`: the number of the scatter, from 0. All ranks get the same holder for the same number.
+        """
         return self._given.setdefault((component, number), _Given(self))
 
 
 class _Given:
-    """Holds a value that rank 0 gives to all ranks, which poll for it as in `Ranks.wait_for_rank_0`."""
+    """Holds a value that rank 0 scatters to all ranks. `there`: happens when rank 0 has set `value`."""
 
     def __init__(self, site: Site) -> None:
         self.there = Event(site.world)
@@ -225,7 +228,7 @@ class TextRank(Rank):
 
     @property
     def together(self) -> int:
-        """The number of ranks that compute the same samples."""
+        """The number of ranks that process the same samples (tensor and context parallelism)."""
         return self.plan.placement.spec(self.component).parallel.ranks
 
     @property
@@ -233,9 +236,9 @@ class TextRank(Rank):
         return self.site.barrier(self.component)
 
     def cost(self, size: float, *names: str, laps: float = 1.0) -> Cost:
-        """Return the cost of `laps` laps of this size.
+        """Return the cost of doing a part of a worker method `laps` times, each time with work of this size.
 
-        `names`: costs as `<method>/<part>`; the first one that was measured is used.
+        `names`: possible costs as `<method>/<part>`; the first one that was measured is used.
         """
         known = (
             name
@@ -247,9 +250,9 @@ class TextRank(Rank):
         )
 
     def part(self, watch: Stopwatch, part: str, size: float, *methods: str) -> Body:
-        """Spend the seconds of one lap, and record them on the stopwatch as `part`.
+        """Spend the simulated seconds of `part` once, and record them on `watch` under this name.
 
-        `methods`: methods that may have a measured cost of the part, the best first.
+        `size`: the size of the work. `methods`: worker methods; the first one with a measured cost of `part` is used.
         """
         yield from self.spend(
             self.cost(size, *(f"{method}/{part}" for method in methods))
@@ -258,7 +261,7 @@ class TextRank(Rank):
 
 
 class TextEnvRank(TextRank):
-    """Simulates the worker `TextEnvWorker`. The lengths of a prompt are equal each time that the prompt is asked."""
+    """Simulates the worker `TextEnvWorker`. A prompt that is asked again gets answers of the same lengths."""
 
     def __init__(self, site: Site, slot: Slot) -> None:
         super().__init__(site, slot)
@@ -295,11 +298,11 @@ class TextEnvRank(TextRank):
         readers: Sequence[str],
         more: int = 0,
     ) -> Body:
-        """Request answers while there is room, take answers as they come, and put complete groups.
+        """Simulate `Pass.through`: request answers, take answers as they come, and put complete groups into channels.
 
-        Works like `Pass.through`. `groups`: for each group, the iteration that owns its prompt, and the group's number
-        in that iteration. `samples`: samples of each group. `readers`: channels that get complete groups. `more`:
-        number of groups that are not waited for.
+        `groups`: for each group, the iteration that owns its prompt, and the group's number in that iteration.
+        `samples`: samples of each group. `readers`: channels that get complete groups. `more`: the rank stops when
+        this number of groups is still incomplete. Returns the metrics.
         """
         watch = self.watch("sim", "reward", "wait", "put")
         lengths = self.site.lengths
@@ -362,7 +365,7 @@ class TextEnvRank(TextRank):
         return self._metrics(watch)
 
     def _take(self, watch: Stopwatch) -> Body:
-        """Return the next item for this rank: an answer, a graded sample, or _END of another env rank."""
+        """Wait for the next item for this rank, and return it: an answer, a graded sample, or _END of an env rank."""
         answer = yield from self.site.channels[COMPLETIONS].get(str(self.slot.rank))
         yield from self.part(watch, "wait", 0, "run")
         return answer
@@ -387,9 +390,10 @@ class TextEnvRank(TextRank):
         )
 
     def _submit(self, answer: Answer) -> Graded | None:
-        """Return the graded sample.
+        """Return the sample of an answer that ends an episode, with its reward.
 
-        If its reward takes long, return None: another process computes the reward, and the sample arrives later.
+        Return None if the reward takes long. Another process then computes it, and puts the sample into the channel of
+        this rank later.
         """
         asked = answer.request
         graded = Graded(asked, asked.tokens + answer.tokens)
@@ -406,9 +410,10 @@ class TextEnvRank(TextRank):
         yield from self.site.channels[COMPLETIONS].put(graded, str(self.slot.rank))
 
     def _end(self, watch: Stopwatch, ended: int) -> Body:
-        """Tell env rank 0 that this rank has all its answers. Rank 0 waits for all env ranks, then tells the engines.
+        """Report to env rank 0 that this rank has all its answers.
 
-        `ended`: number of env ranks that rank 0 knows to have ended.
+        On rank 0: wait for the reports of all env ranks, then tell the engines that the iteration has ended. `ended`:
+        on rank 0, the number of reports that have arrived before.
         """
         yield from self.spend(self.cost(0, "run/rest"))
         if self.slot.rank:
@@ -474,7 +479,7 @@ class TextRolloutRank(TextRank):
         }
 
     def _answer_all(self, watch: Stopwatch) -> Body:
-        """Answer requests until the iteration ends. Return the number of generated tokens."""
+        """Answer requests until the env ranks have ended the iteration. Return the number of generated tokens."""
         tokens = 0
         asking = True
         while asking or self.in_flight:
@@ -502,7 +507,7 @@ class TextRolloutRank(TextRank):
         return tokens
 
     def _take(self, watch: Stopwatch) -> Body:
-        """Take requests while there is room. If no answer is in flight, wait for a request.
+        """Take requests until the engine is full or no request is left. If the engine is idle, wait for a request.
 
         Return whether further requests may come in this iteration.
         """
@@ -528,22 +533,22 @@ class TextRolloutRank(TextRank):
         return True
 
     def _count(self, request: Request) -> None:
-        """Count a request as taken, so that the site knows how many requests may still come."""
+        """Update the counts `untaken` and `open` of the site: the request is taken by this rank."""
         self.site.untaken -= request.turn == 0
         turns = self.site.lengths.turns(request.iteration, request.group, request.first)
         self.site.open -= request.turn > 0 and request.turn + 1 == turns
 
     def _update(self, watch: Stopwatch) -> Body:
-        """Load weights that the actor has pushed during generation."""
+        """Simulate loading all weight versions that the actor has pushed during generation."""
         while self._held >= 0 and self.site.push(WEIGHTS, self._held + 1)[1].happened:
             self._held += 1
             yield from self.spend(self.cost(0, "generate/update", "pull_weights/rest"))
             watch.lap("update")
 
     def _begin(self, watch: Stopwatch) -> Body:
-        """Simulate a step that processes the prompts of waiting requests.
+        """Simulate an engine step that processes the prompts of waiting requests.
 
-        With vLLM, the step decodes too, and many prompts are split over several steps.
+        A vLLM step also decodes the answers in flight; prompts with too many tokens for one step take several steps.
         """
         room = self.job.text_rollout.step_sequences - len(self._active)
         read = 0
@@ -573,9 +578,10 @@ class TextRolloutRank(TextRank):
             watch.lap("prefill", read)
 
     def _decode(self, watch: Stopwatch, asking: bool) -> Body:
-        """Simulate decoding steps up to the next end of an answer; fewer if a request may come for which there is room.
+        """Simulate decoding steps until the next answer ends.
 
-        `asking`: whether further requests may come in this iteration.
+        If the engine has room for a request that may come before, simulate fewer steps, down to 1. `asking`: whether
+        further requests may come in this iteration.
         """
         steps = self._active[0][0] - self._steps
         if asking and self._room and self.site.untaken:

@@ -1,4 +1,8 @@
-"""Rules for prompts and samples: batches of a job that is planned only, and work for every rank of one that runs."""
+"""Rules for the numbers of prompts and samples.
+
+PLANNED checks the batch sizes of a job that is planned but not run. RUN checks that every rank of a job that runs gets
+a prompt or a sample.
+"""
 
 from __future__ import annotations
 
@@ -16,14 +20,16 @@ _TRAIN_BATCH = "algorithm.train_batch"
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class _Batches:
-    """The sizes of an iteration, and the nearest sizes with which all rules about batches hold."""
+    """The batch sizes of an iteration, and the nearest valid values of prompts and batch.
+
+    `batch`: samples of an optimizer step. `copies`: trained component -> number of its data-parallel copies.
+    `nearest_prompts`, `nearest_batch`: values with which all rules about batches hold.
+    """
 
     prompts: int
     samples: int
-    # Samples of an optimizer step
     batch: int
     engines: int
-    # Component that learns -> its data-parallel copies
     copies: Mapping[str, int]
     micro_batch: int
     nearest_prompts: int
@@ -35,7 +41,7 @@ def _has_prompts(case: PlacedJob) -> bool:
 
 
 def _batches(case: PlacedJob) -> _Batches:
-    """Return the sizes of an iteration of a job whose number of prompts is known."""
+    """Return the batch sizes of a job. The config has to set `algorithm.prompts`."""
     algorithm = case.config.algorithm
     placement = case.placement
     prompts = algorithm.prompts or 0
@@ -71,7 +77,7 @@ def _batches(case: PlacedJob) -> _Batches:
 def _nearest_batch(samples: int, batch: int, step: int) -> int:
     """Return the multiple of `step` that divides `samples` and is nearest to `batch`.
 
-    If `samples` is no multiple of `step`, return the next multiple of `step` from `batch` on.
+    If `samples` is not a multiple of `step`, return the smallest multiple of `step` that is at least `batch`.
     """
     steps, rest = divmod(samples, step)
     if rest:
@@ -82,7 +88,7 @@ def _nearest_batch(samples: int, batch: int, step: int) -> int:
 
 
 def _uneven_engines(case: PlacedJob) -> Iterator[Found]:
-    """Yield findings about a number of samples that does not divide evenly over engines."""
+    """Yield a finding if the samples of an iteration cannot be divided evenly over the engines."""
     sizes = _batches(case)
     if sizes.samples % sizes.engines:
         yield at_key(
@@ -98,7 +104,7 @@ def _uneven_engines(case: PlacedJob) -> Iterator[Found]:
 
 
 def _cut_batches(case: PlacedJob) -> Iterator[Found]:
-    """Yield findings about a number of samples that is no multiple of the batch size."""
+    """Yield a finding if the number of samples of an iteration is not a multiple of the batch size."""
     sizes = _batches(case)
     if sizes.samples % sizes.batch == 0:
         return
@@ -117,7 +123,10 @@ def _cut_batches(case: PlacedJob) -> Iterator[Found]:
 
 
 def _uneven_copies(case: PlacedJob) -> Iterator[Found]:
-    """Yield findings about a batch size that is no multiple of one micro-batch of all data-parallel copies."""
+    """Yield a finding for each trained component whose copies cannot share a batch in whole micro-batches.
+
+    The batch size has to be a multiple of the data-parallel copies times the micro-batch size.
+    """
     sizes = _batches(case)
     error = "copies"
     if sizes.nearest_prompts != sizes.prompts:
@@ -145,12 +154,12 @@ PLANNED = (
 
 
 def _env_without_prompts(case: PlacedJob) -> Iterator[Found]:
-    """Yield findings about more env ranks than prompts, so that a rank has no prompt."""
+    """Yield a finding if there are more env ranks than prompts, so that a rank would have no prompt."""
     yield from _without_items(case, "env", "prompt", 1)
 
 
 def _actor_without_samples(case: PlacedJob) -> Iterator[Found]:
-    """Yield findings about more data-parallel copies of the actor than samples, so that a copy has no sample."""
+    """Yield a finding if the actor has more data-parallel copies than an iteration has samples."""
     each = case.config.algorithm.samples_per_prompt
     yield from _without_items(case, "actor", "sample", each)
 
@@ -158,9 +167,9 @@ def _actor_without_samples(case: PlacedJob) -> Iterator[Found]:
 def _without_items(
     case: PlacedJob, component: str, item: str, each: int
 ) -> Iterator[Found]:
-    """Yield findings about a component with more data-parallel copies than items, so that a copy has no item.
+    """Yield a finding if a component has more data-parallel copies than an iteration has items.
 
-    `item`: name of an item: "prompt" or "sample". `each`: number of items for one prompt.
+    `item`: the word for an item, "prompt" or "sample". `each`: number of items for one prompt.
     """
     ranks = case.ranks(component)
     if not ranks:

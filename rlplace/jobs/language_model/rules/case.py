@@ -1,4 +1,4 @@
-"""What most rules of the job on language models look at."""
+"""The argument of most rules of the job on language models: a config with its plan."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from rlplace.placement.plan import Plan
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class PlannedJob:
-    """A config and its plan, as most rules of language-model jobs take them."""
+    """A config and its plan: the argument of most rules of language-model jobs."""
 
     config: Config
     plan: Plan

@@ -13,9 +13,11 @@ from rlplace.jobs.language_model.rules.case import PlannedJob
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class ServedModel:
-    """A model, the engine that generates with it, and the longest texts that the algorithm allows."""
+    """A model, the engine that generates with it, and the algorithm with its limits of prompt and answer lengths.
 
-    # The content of the model's config.json
+    `model`: the content of the model's config.json. `engine`: the engine's name.
+    """
+
     model: Mapping[str, object]
     engine: str
     algorithm: AlgorithmConfig
@@ -23,7 +25,7 @@ class ServedModel:
 
     @classmethod
     def of(cls, case: PlannedJob) -> ServedModel:
-        """Return the actor's model, with the accelerators of the largest rollout rank."""
+        """Return the actor's model and its engine. The engine has the accelerators of the largest rollout rank."""
         segments = case.plan.placement.spec("rollout").segments
         sizes = [segment.accelerators_per_rank for segment in segments]
         return cls(
@@ -38,7 +40,7 @@ class ServedModel:
 
 
 def _window_below_context(case: ServedModel) -> Iterator[Found]:
-    """Yield findings about a sliding window of attention that is shorter than prompt and answer together."""
+    """Yield a finding if the model's sliding attention window is shorter than the longest prompt plus answer."""
     window = None
     if case.model.get("use_sliding_window", True):
         window = case.model.get("sliding_window")
@@ -52,7 +54,7 @@ def _window_below_context(case: ServedModel) -> Iterator[Found]:
 
 
 def _uneven_heads(case: ServedModel) -> Iterator[Found]:
-    """Yield findings about a number of attention heads that does not divide over the accelerators of an engine."""
+    """Yield a finding if the attention heads cannot be divided evenly over the accelerators of an engine."""
     heads = case.model.get("num_attention_heads")
     size = case.accelerators_per_engine
     if not isinstance(heads, int) or heads % size == 0:
@@ -72,7 +74,7 @@ def _uneven_heads(case: ServedModel) -> Iterator[Found]:
 
 
 def _beyond_positions(case: ServedModel) -> Iterator[Found]:
-    """Yield findings about prompts and answers that together may have more tokens than the model can read."""
+    """Yield a finding if a prompt and its answer may have more tokens together than the model can read."""
     longest = case.model.get("max_position_embeddings")
     algorithm = case.algorithm
     if not isinstance(longest, int) or algorithm.longest <= longest:
@@ -113,7 +115,7 @@ OF_MODEL: tuple[Rule[ServedModel], ...] = (
 
 
 def _other_cache_dtype(config: Config) -> Iterator[Found]:
-    """Yield findings about a dtype of the KV cache that is not the model's dtype and not supported by the engine."""
+    """Yield a finding if the KV cache has neither the dtype of the computation nor fp8 with vLLM."""
     rollout = config.text_rollout
     fp8_of_vllm = rollout.cache == "fp8" and rollout.engine == "vllm"
     if rollout.cache == rollout.dtype or fp8_of_vllm:
@@ -134,7 +136,7 @@ def _other_cache_dtype(config: Config) -> Iterator[Found]:
 
 
 def _workspace_of_ours(config: Config) -> Iterator[Found]:
-    """Yield findings about `rollout.workspace_memory` for a shipped engine, whose workspace the plan knows."""
+    """Yield a finding if `rollout.workspace_memory` is set for an engine of rlplace. The plan knows its workspace."""
     rollout = config.text_rollout
     if rollout.workspace_memory is not None:
         yield Found(
@@ -146,7 +148,7 @@ def _workspace_of_ours(config: Config) -> Iterator[Found]:
 
 
 def _arguments_of_another(config: Config) -> Iterator[Found]:
-    """Yield findings about `rollout.engine_args` for the engine "transformers", which takes none."""
+    """Yield a finding if `rollout.engine_args` is set for the engine "transformers", which takes no arguments."""
     rollout = config.text_rollout
     if rollout.engine_args and rollout.engine == "transformers":
         yield Found(

@@ -1,4 +1,4 @@
-"""Rules of the families of models, and of files that no worker reads."""
+"""Rules of model families that cannot be trained, and of weight formats that workers cannot read."""
 
 from __future__ import annotations
 

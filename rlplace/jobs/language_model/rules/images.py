@@ -1,4 +1,4 @@
-"""Rules of models that see: what is planned with images, and not run."""
+"""Rules of vision-language models: settings with which such a model can be planned but not run."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ def _sees(case: PlannedJob) -> bool:
 
 
 def _engine_without_images(case: PlannedJob) -> Iterator[Found]:
-    """Yield findings about an engine whose answers about images were never compared with the actor.
+    """Yield a finding for every engine except transformers.
 
-    These are all engines except transformers.
+    The log-probabilities of answers about images were never compared with the actor's for the other engines.
     """
     engine = case.config.text_rollout.engine
     if engine == "transformers":
@@ -38,13 +38,13 @@ def _engine_without_images(case: PlannedJob) -> Iterator[Found]:
 
 
 def _sync_of_changes(case: PlannedJob) -> Iterator[Found]:
-    """Yield findings about a weight sync that sends changed weights alone ("delta")."""
+    """Yield a finding if the weight sync sends only the weights that have changed (mode "delta")."""
     if case.config.actor.sync.mode == "delta":
         yield Found(key="actor.sync.mode", got="mode: delta", error="delta-of-images")
 
 
 def _critic_of_images(case: PlannedJob) -> Iterator[Found]:
-    """Yield findings about a critic, whether it is a component or a value head on the actor."""
+    """Yield a finding if the job has a critic, either as a component or as a value head on the actor."""
     key = "critic"
     if case.config.critic.on_actor:
         key = "critic.on_actor"
@@ -54,14 +54,14 @@ def _critic_of_images(case: PlannedJob) -> Iterator[Found]:
 
 
 def _divided(case: PlannedJob) -> Iterator[Found]:
-    """Yield findings about models that are divided between ranks."""
+    """Yield a finding for each component with a model that several ranks share by tensor or context parallelism."""
     for spec in case.specs:
         if spec.parallel.ranks > 1:
             yield Found(key=spec.key, got=spec.text, error="divided-images")
 
 
 def _scorer_of_another_family(case: PlannedJob) -> Iterator[Found]:
-    """Yield findings about a reference whose model belongs to another family than the actor's model."""
+    """Yield a finding for a reference if its model is of a different family than the actor's model."""
     for component in case.plan.placement.components:
         block = case.config.block_of(component)
         if not isinstance(block, FrozenConfig) or isinstance(block, RewardConfig):

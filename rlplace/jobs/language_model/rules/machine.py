@@ -1,4 +1,4 @@
-"""Rules of what this machine needs for a run: engine libraries, weights and a tokenizer."""
+"""Checks that this machine has what a run needs: engine libraries, weights and a tokenizer."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _ACTOR_PATH = "actor.model.path"
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class ModelFolder:
-    """A model's folder that exists, and the config key that names it."""
+    """An existing folder of a model. `key`: the config key that names the folder."""
 
     folder: Path
     key: str
@@ -34,16 +34,18 @@ class ModelFolder:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class TokenizedJob:
-    """A config, and the tokenizer in the folder of the actor's model."""
+    """A config, and the tokenizer in the folder of the actor's model.
+
+    `written`: the folder's path as it stands in the config.
+    """
 
     config: Config
     tokenizer: Tokenizer
-    # As the config names it
     written: str
 
 
 def launch_problems(config: Config, plan: Plan) -> Iterator[Problem]:
-    """Yield a problem for each thing that a run of the plan needs and this machine lacks."""
+    """Yield a problem for each library or file that is missing or unfit on this machine for a run of the plan."""
     if config.text_rollout.engine == "vllm":
         yield from _vllm_problems(config, plan)
     yield from _actor_problems(config)
@@ -62,7 +64,7 @@ def launch_problems(config: Config, plan: Plan) -> Iterator[Problem]:
 
 
 def _vllm_problems(config: Config, plan: Plan) -> Iterator[Problem]:
-    """Yield a problem if vLLM is not installed, or if it does not know arguments of `rollout.engine_args`."""
+    """Yield a problem if vLLM is not installed, or if `rollout.engine_args` has arguments that vLLM does not know."""
     from rlplace.workers.engines.contract import engine_args_problems, vllm_problem
 
     kind = "gpu"
@@ -76,9 +78,9 @@ def _vllm_problems(config: Config, plan: Plan) -> Iterator[Problem]:
 
 
 def _endpoint_problems(url: str, key: str) -> Iterator[Problem]:
-    """Yield a problem if urllib3 is not installed, which is needed to call endpoints.
+    """Yield a problem if urllib3 is not installed, which is needed to call a reward's endpoint.
 
-    `key`: the block of the reward.
+    `url`: the address of the endpoint. `key`: the config key of the reward's block.
     """
     if importlib.util.find_spec("urllib3") is None:
         why = "there is no module urllib3"
@@ -88,7 +90,7 @@ def _endpoint_problems(url: str, key: str) -> Iterator[Problem]:
 
 
 def _actor_problems(config: Config) -> Iterator[Problem]:
-    """Yield the problems of the actor's weights, of its tokenizer, and of prompts that are known before a run."""
+    """Yield the problems of the actor's weights and tokenizer, and of prompts that can be checked before a run."""
     written = (config.model or {}).get("path")
     if not isinstance(written, str):
         yield problem("missing-key", _ACTOR_PATH, error="model-path")
@@ -130,14 +132,14 @@ def weights_problems(folder: Path, key: str) -> Iterator[Problem]:
 
 
 def _nothing_ends_turns(case: TokenizedJob) -> Iterator[Found]:
-    """Yield findings about episodes of several turns with a model that has no token or text that ends an answer."""
+    """Yield a finding if episodes have several turns, but neither tokenizer nor `rollout.stop` can end an answer."""
     turns = case.config.text_env.max_turns
     if turns > 1 and not any(case.tokenizer.stops(case.config.text_rollout.stop)):
         yield Found(key="env.max_turns", got=f"max_turns: {turns}")
 
 
 def _stop_of_special_token(case: TokenizedJob) -> Iterator[Found]:
-    """Yield findings about texts of `rollout.stop` with a special token, which is never part of an answer's text."""
+    """Yield a finding for each text of `rollout.stop` with a special token: answers never contain special tokens."""
     for text in case.config.text_rollout.stop:
         special = case.tokenizer.special_within(text)
         if special is not None:
@@ -150,7 +152,7 @@ def _stop_of_special_token(case: TokenizedJob) -> Iterator[Found]:
 
 
 def _more_tokens_than_model(case: TokenizedJob) -> Iterator[Found]:
-    """Yield findings about a tokenizer with more tokens than the vocabulary of the model."""
+    """Yield a finding if the tokenizer has more tokens than the vocabulary of the actor's model."""
     vocabulary = text_keys(case.config.model or {}).get("vocab_size")
     size = case.tokenizer.size
     if isinstance(vocabulary, int) and size > vocabulary:

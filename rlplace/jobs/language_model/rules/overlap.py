@@ -1,4 +1,7 @@
-"""Rules for work at one time: generation ahead of learning, gradients during generation, rounds that end early."""
+"""Rules for generation that overlaps other work.
+
+They concern rollout ahead of learning, gradients during generation, and rounds that end before their longest answers.
+"""
 
 from __future__ import annotations
 
@@ -18,11 +21,10 @@ def _goes_on(case: PlacedJob) -> bool:
 
 
 def _takes_turns(case: PlacedJob) -> Iterator[Found]:
-    """Yield findings about components with enable_offload that share accelerators with an asynchronous rollout.
+    """Yield a finding for each component with `enable_offload` on accelerators of an asynchronous rollout.
 
     An asynchronous rollout never pauses, so it cannot release accelerators for other components. Components without
-    enable_offload are no problem here: they stay on the shared accelerators, and the memory ledger shows whether all
-    fit.
+    `enable_offload` are allowed: they stay on the shared accelerators, and the memory ledger shows whether all fit.
     """
     placement = case.placement
     generating = [
@@ -48,9 +50,10 @@ def _accumulates_early(case: PlacedJob) -> bool:
 
 
 def _learns_late(case: PlacedJob) -> Iterator[Found]:
-    """Yield a finding with the reasons why the actor cannot learn from some groups while others are generated.
+    """Yield a finding with all reasons why the actor cannot compute gradients during generation.
 
-    Examples: a component on the actor's accelerators during rollout, or advantages that depend on other groups.
+    Examples: another component uses the actor's accelerators during rollout, or the advantages of a group depend on
+    groups that are not generated yet.
     """
     config = case.config
     algorithm = config.algorithm
@@ -96,9 +99,10 @@ def _has_short_rounds(case: PlacedJob) -> bool:
 
 
 def _rounds_to_their_end(case: PlacedJob) -> Iterator[Found]:
-    """Yield a finding with the reasons why no round can end before its longest answers.
+    """Yield a finding with all reasons why the job cannot have short rounds.
 
-    The reasons are an asynchronous rollout, and the task "agent".
+    A short round is an iteration that ends before its longest answers. An asynchronous rollout and the task "agent" do
+    not allow short rounds.
     """
     algorithm = case.config.algorithm
     reasons = []

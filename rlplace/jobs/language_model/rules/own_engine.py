@@ -1,4 +1,4 @@
-"""Rules of an engine of the user's own."""
+"""Rules of a custom engine, which the user has written."""
 
 from __future__ import annotations
 
@@ -17,14 +17,18 @@ _METHODS = ("move", "load", "close", "submit", "step", "drop", "logprobs")
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class OwnEngine:
-    """A custom engine: the text that names it in the config, and the Python object that was imported."""
+    """A custom engine. `name`: its name in the config. `found`: the Python object that was imported by this name."""
 
     name: str
     found: object
 
 
 def own_engine_problems(rollout: TextRolloutConfig) -> Iterator[Problem]:
-    """Yield the problems of a custom engine: it cannot be imported or called, or lacks methods of `TextEngine`."""
+    """Yield the problems of the custom engine `rollout.engine`.
+
+    Problems: it cannot be imported, is not a class, does not take `rollout.engine_args`, or lacks methods of
+    `TextEngine`.
+    """
     name = rollout.engine
     try:
         found = named(name, {}, key=_KEY, code="unknown-engine", noun="engine")
@@ -48,7 +52,7 @@ def _is_class(case: OwnEngine) -> bool:
 
 
 def _no_class(case: OwnEngine) -> Iterator[Found]:
-    """Yield findings about a custom engine that is not a class."""
+    """Yield a finding if the custom engine is not a class."""
     if not _is_class(case):
         yield Found(
             key=_KEY,
@@ -59,7 +63,7 @@ def _no_class(case: OwnEngine) -> Iterator[Found]:
 
 
 def _lacks_methods(case: OwnEngine) -> Iterator[Found]:
-    """Yield findings about a custom engine class that lacks methods of `TextEngine`."""
+    """Yield a finding if the class of the custom engine lacks methods of `TextEngine`."""
     lacking = []
     for method in _METHODS:
         if not callable(getattr(case.found, method, None)):

@@ -1,6 +1,6 @@
-"""Rules of parallel sizes: those of engines, and of models that are divided between ranks.
+"""Rules of parallel sizes: of engines, and of models that are divided between ranks.
 
-An engine has one rank; every other rank has one accelerator.
+An engine is one rank and may have several accelerators. Ranks of all other components have one accelerator each.
 """
 
 from __future__ import annotations
@@ -36,7 +36,10 @@ def _has_a_model(spec: ComponentSpec) -> bool:
 
 
 def _divided(case: PlannedJob) -> Iterator[ComponentSpec]:
-    """Yield the placement of each component whose model is divided between ranks that have one accelerator each."""
+    """Yield the placement of each component that divides its model between ranks with one accelerator each.
+
+    Env and rollout are left out.
+    """
     for spec in case.specs:
         several = spec.parallel.ranks > 1 and _accelerators_per_rank(spec) == 1
         if several and _has_a_model(spec):
@@ -44,7 +47,7 @@ def _divided(case: PlannedJob) -> Iterator[ComponentSpec]:
 
 
 def _model_of(case: PlannedJob, component: str) -> Mapping[str, object]:
-    """Return the config.json of a component's own model; if it has none, that of the actor's model."""
+    """Return the config.json of a component's model. A component without its own model uses the actor's model."""
     block = case.config.block_of(component)
     if isinstance(block, TrainedConfig):
         return block.language_model or case.model
@@ -55,7 +58,7 @@ def _model_of(case: PlannedJob, component: str) -> Mapping[str, object]:
 
 
 def _divided_env(case: PlannedJob) -> Iterator[Found]:
-    """Yield findings about a parallel size above 1 for env, which has no model to divide."""
+    """Yield a finding if env has a parallel size above 1. Env has no model that could be divided."""
     yield from undivided(case.plan.placement.spec("env"), error="no-model")
 
 
@@ -66,7 +69,10 @@ ENV = (Rule(code="parallel-sizes", facts=_divided_env),)
 
 
 def _engine_of_several(case: PlannedJob) -> Iterator[Found]:
-    """Yield findings about engines whose ranks or accelerators cannot work together."""
+    """Yield a finding if the rollout engine does not support the way in which several accelerators share a copy.
+
+    Not supported: context parallelism, an engine of several ranks, and several accelerators without vLLM.
+    """
     spec = case.plan.placement.spec("rollout")
     engine = case.config.text_rollout.engine
     sizes = {segment.accelerators_per_rank for segment in spec.segments}
@@ -90,7 +96,7 @@ def _engine_of_several(case: PlannedJob) -> Iterator[Found]:
 
 
 def _accelerators_of_one_rank(case: PlannedJob) -> Iterator[Found]:
-    """Yield findings about trained models and scorers with several accelerators for each rank."""
+    """Yield a finding for each trained component or scorer with ranks of several accelerators."""
     for spec in case.specs:
         most = _accelerators_per_rank(spec)
         if _has_a_model(spec) and most > 1:
@@ -108,14 +114,17 @@ def _accelerators_of_one_rank(case: PlannedJob) -> Iterator[Found]:
 def _cut(
     case: PlannedJob,
 ) -> Iterator[tuple[ComponentSpec, Mapping[str, object]]]:
-    """Yield the placement and the config.json of each component whose layers are cut by heads and columns."""
+    """Yield (placement, config.json of the model) of each tensor-parallel component.
+
+    Tensor parallelism cuts layers by attention heads and by columns of matrices.
+    """
     for spec in _divided(case):
         if spec.parallel.tensor_parallel_size > 1:
             yield spec, _model_of(case, spec.name)
 
 
 def _family_not_cut(case: PlannedJob) -> Iterator[Found]:
-    """Yield findings about models of families whose layers cannot be cut between ranks."""
+    """Yield a finding for each tensor-parallel component with a model family that cannot be tensor-parallel."""
     for spec, model in _cut(case):
         family = model.get("model_type")
         if family is not None and family not in CUT_FAMILIES:
@@ -129,7 +138,10 @@ def _family_not_cut(case: PlannedJob) -> Iterator[Found]:
 
 
 def _biases(case: PlannedJob) -> Iterator[Found]:
-    """Yield findings about models with biases: each rank would add them to the sum over ranks."""
+    """Yield a finding for each tensor-parallel component with biases on outputs that are summed over ranks.
+
+    Each rank would add the bias to the sum.
+    """
     for spec, model in _cut(case):
         family = model.get("model_type")
         keys = [key for key in ("attention_bias", "mlp_bias") if model.get(key)]
@@ -142,7 +154,7 @@ def _biases(case: PlannedJob) -> Iterator[Found]:
 
 
 def _uneven_layers(case: PlannedJob) -> Iterator[Found]:
-    """Yield findings about numbers of heads or columns that do not divide evenly over the ranks of a copy."""
+    """Yield a finding for each tensor-parallel component with heads or columns that cannot be divided evenly."""
     for spec, model in _cut(case):
         size = spec.parallel.tensor_parallel_size
         parts: dict[str, int] = {}
@@ -166,9 +178,10 @@ def _uneven_layers(case: PlannedJob) -> Iterator[Found]:
 
 
 def _even_sizes(spec: ComponentSpec, parts: Mapping[str, int]) -> str:
-    """Return the nearest tensor-parallel sizes, smaller and larger, that divide the layers, as lines of config text.
+    """Return config text with the next smaller and the next larger tensor-parallel size that fit the model.
 
-    `parts`: config key of the model -> number of heads, columns or tokens that has to be divided.
+    A size fits if it divides the component's accelerators and all numbers in `parts` evenly. `parts`: key in the
+    model's config.json -> number of heads, columns or tokens.
     """
     total = len(spec.accelerators)
     size = spec.parallel.tensor_parallel_size
@@ -191,7 +204,7 @@ def _even_sizes(spec: ComponentSpec, parts: Mapping[str, int]) -> str:
 
 
 def _copies_on_host(case: PlannedJob) -> Iterator[Found]:
-    """Yield findings about frozen models that are cut by heads and columns, with weights of each copy on the host."""
+    """Yield a finding for each tensor-parallel reference or reward that keeps weights of several copies on the host."""
     for spec, _ in _cut(case):
         block = case.config.block_of(spec.name)
         if not isinstance(block, FrozenConfig) or spec.num_copies == 1:
@@ -209,9 +222,10 @@ def _copies_on_host(case: PlannedJob) -> Iterator[Found]:
 
 
 def _uneven_exchange(case: PlannedJob) -> Iterator[Found]:
-    """Yield findings about numbers of heads with which ranks cannot exchange heads for tokens (context parallelism).
+    """Yield a finding for each component with numbers of heads that do not allow its context-parallel size.
 
-    Each rank needs the same number of query heads. Key heads are copied if there are fewer than ranks.
+    In attention, context-parallel ranks exchange tokens for heads. Each rank needs the same number of query heads. If
+    there are fewer key heads than ranks, key heads are copied.
     """
     for spec in _divided(case):
         model = _model_of(case, spec.name)
@@ -238,9 +252,9 @@ def _uneven_exchange(case: PlannedJob) -> Iterator[Found]:
 
 
 def _exchanged(queries: int, keys: int, ranks: int) -> bool:
-    """Return whether `ranks` ranks can exchange heads for tokens.
+    """Return whether `ranks` context-parallel ranks can share the heads evenly.
 
-    `queries`, `keys`: heads that each tensor-parallel rank has.
+    `queries`, `keys`: numbers of query heads and key heads of one tensor-parallel rank.
     """
     return queries % ranks == 0 and (keys % ranks == 0 or ranks % keys == 0)
 

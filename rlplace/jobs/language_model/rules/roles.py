@@ -45,14 +45,14 @@ def _critic_and_head(case: PlacedJob) -> Iterator[Found]:
 
 
 def _no_values(case: PlacedJob) -> Iterator[Found]:
-    """Yield findings about the algorithm "ppo" without a critic and without a value head."""
+    """Yield a finding if the algorithm is "ppo", but the job has neither a critic nor a value head."""
     ppo = case.config.algorithm.name == "ppo"
     if ppo and not _has_critic(case) and not _has_head(case):
         yield at_key(_CRITIC, None)
 
 
 def _needless_values(case: PlacedJob) -> Iterator[Found]:
-    """Yield findings about a critic or a value head with an algorithm that uses no values."""
+    """Yield a finding if the job has a critic or a value head, but its algorithm does not use values."""
     name = case.config.algorithm.name
     if name == "ppo":
         return
@@ -63,7 +63,7 @@ def _needless_values(case: PlacedJob) -> Iterator[Found]:
 
 
 def _warmup_of_head(case: PlacedJob) -> Iterator[Found]:
-    """Yield findings about `critic.warmup_iterations` for a value head, which learns together with the actor."""
+    """Yield a finding if `critic.warmup_iterations` is set. Only for a value head, which learns with the actor."""
     warmup = case.config.critic.warmup_iterations
     if warmup:
         yield at_key("critic.warmup_iterations", warmup, "warmup-of-head")
@@ -81,7 +81,7 @@ def _shares_actor(case: PlacedJob) -> bool:
 
 
 def _refreshed(case: PlacedJob) -> bool:
-    """Return whether a placed reference gets the actor's weights every few iterations."""
+    """Return whether the config places a reference and has the actor's weights copied to it every few iterations."""
     return _has_reference(case) and case.config.reference.refresh_every > 0
 
 
@@ -90,21 +90,24 @@ def _has_kl(case: PlacedJob) -> bool:
 
 
 def _reference_and_shared(case: PlacedJob) -> Iterator[Found]:
-    """Yield findings about a job that places a reference and sets `reference.share_actor` too."""
+    """Yield a finding if the job places a reference. Only for jobs that set `reference.share_actor`."""
     if _has_reference(case):
         yield at_key(_SHARE_ACTOR, True, "reference-and-shared")
 
 
 def _shared_without_factors(case: PlacedJob) -> Iterator[Found]:
-    """Yield findings about `reference.share_actor` with an actor that has no LoRA factors to leave out."""
+    """Yield a finding if the actor has no LoRA factors. Only for jobs that set `reference.share_actor`.
+
+    With this setting, the actor without its LoRA factors serves as reference.
+    """
     if case.config.actor.lora_rank is None:
         yield at_key(_SHARE_ACTOR, True, "shared-without-factors")
 
 
 def _refreshed_shared(case: PlacedJob) -> Iterator[Found]:
-    """Yield findings about `reference.refresh_every` for a reference that is the actor without its LoRA factors.
+    """Yield a finding if `reference.refresh_every` is set. Only for jobs that set `reference.share_actor`.
 
-    Its weights never change.
+    With `share_actor`, the weights of the reference are the actor's base weights, which never change.
     """
     every = case.config.reference.refresh_every
     if every:
@@ -112,15 +115,15 @@ def _refreshed_shared(case: PlacedJob) -> Iterator[Found]:
 
 
 def _refreshed_shape(case: PlacedJob) -> Iterator[Found]:
-    """Yield findings about a reference that is refreshed, although its weights have other shapes than the actor's."""
+    """Yield a finding if the actor's weights cannot be copied to the reference, since the shapes differ."""
     if _other_shape(case.config):
         yield at_key("reference.model", None, "refreshed-shape")
 
 
 def _other_shape(config: Config) -> bool:
-    """Return whether the reference has its own model, and its weights have other shapes than the actor's.
+    """Return whether the weights of the reference's own model differ in shape from the weights of the actor.
 
-    Return False if one of the two models is not known.
+    Return False if the reference has no model of its own, or if a model cannot be read.
     """
     own = config.reference.model
     shared = config.model
@@ -134,7 +137,7 @@ def _other_shape(config: Config) -> bool:
 
 
 def _no_reference(case: PlacedJob) -> Iterator[Found]:
-    """Yield findings about a KL penalty without a reference."""
+    """Yield a finding if the config sets a KL penalty, but the job has no reference."""
     has_kl = _has_kl(case)
     if has_kl and not _has_reference(case) and not _shares_actor(case):
         yield at_key("algorithm.kl_coef", case.config.algorithm.kl_coef)
@@ -148,7 +151,7 @@ def _k1_in_loss(case: PlacedJob) -> Iterator[Found]:
 
 
 def _target_of_nothing(case: PlacedJob) -> Iterator[Found]:
-    """Yield findings about `algorithm.kl_target` although the KL coefficient is 0 and stays 0."""
+    """Yield a finding if `algorithm.kl_target` is set and the KL coefficient is 0: the coefficient would stay 0."""
     algorithm = case.config.algorithm
     if algorithm.kl_target is not None and algorithm.kl_coef == 0:
         yield at_key("algorithm.kl_target", algorithm.kl_target, "target-of-nothing")
@@ -163,7 +166,7 @@ def _rewards(case: PlacedJob) -> list[str]:
 
 
 def _unnamed_reward(case: PlacedJob) -> Iterator[Found]:
-    """Yield findings about a placed component "reward", although the config has a block for each named reward."""
+    """Yield a finding if the component "reward" is placed, but the config names its rewards (`reward.<name>`)."""
     reward = case.config.reward
     if not isinstance(reward, RewardConfig) and "reward" in _written(case):
         names = ", ".join(reward)
@@ -171,7 +174,7 @@ def _unnamed_reward(case: PlacedJob) -> Iterator[Found]:
 
 
 def _unplaced_rewards(case: PlacedJob) -> Iterator[Found]:
-    """Yield findings about blocks of named rewards that the config does not place."""
+    """Yield a finding for each config block `reward.<name>` without a placement of the component `reward.<name>`."""
     blocks = case.config.reward
     if isinstance(blocks, RewardConfig):
         return

@@ -1,4 +1,4 @@
-"""Rules of sampling: answers that cannot be learned from, that cannot end, or that do not fit their limits."""
+"""Rules of sampling settings, of the corrections of the loss that depend on them, and of the limits of lengths."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ _CORRECTION = {"tis_level": "token", "tis_above": "cap", "tis_floor": None}
 
 
 def _part_of_vocabulary(config: Config) -> Iterator[Found]:
-    """Yield findings about `top_p` and `top_k`, if they restrict sampling to a part of the vocabulary.
+    """Yield a finding for each of `top_p` and `top_k` that restricts sampling to a part of the vocabulary.
 
-    The probabilities of the sampled tokens then differ from the actor's.
+    With such a restriction, the engine's probabilities of the sampled tokens differ from the actor's.
     """
     rollout = config.text_rollout
     if rollout.top_p < 1:
@@ -33,7 +33,7 @@ def _narrowed(name: str, value: float, off: float) -> Found:
 
 
 def _penalised(config: Config) -> Iterator[Found]:
-    """Yield findings about sampling penalties without importance-sampling correction."""
+    """Yield a finding for each sampling penalty that is set. Only for jobs without importance-sampling correction."""
     for name, value in config.text_rollout.penalties.items():
         off: float = 0
         if name == "repetition_penalty":
@@ -59,7 +59,7 @@ def _does_not_correct(config: Config) -> bool:
 
 
 def _corrects_nothing(config: Config) -> Iterator[Found]:
-    """Yield a finding about the first key of the importance-sampling correction that is set without `tis_cap`."""
+    """Yield a finding for the first key of the importance-sampling correction that is set. Only without `tis_cap`."""
     for name, default in _CORRECTION.items():
         value = getattr(config.algorithm, name)
         if value != default:

@@ -1,4 +1,4 @@
-"""Rules of what scores: references, critics and rewards. Missing folders are reported elsewhere."""
+"""Rules of the scorers: references, critics and rewards. Missing model folders are reported by other rules."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class TokenReader:
 
 
 def problems(config: Config, components: Sequence[str]) -> Iterator[Problem]:
-    """Yield the problems of the placed scorers. A library that is missing for a check is a problem too.
+    """Yield the problems of the placed scorers. If a library is missing that a check needs, yield a problem about it.
 
     `components`: the names of all placed components.
     """
@@ -65,10 +65,10 @@ def scorer_problems(config: Config, components: Sequence[str]) -> Iterator[Probl
 def _reward_problems(
     config: Config, block: RewardConfig, key: str
 ) -> Iterator[Problem]:
-    """Yield the problems of a reward: of its function, its address, or its model.
+    """Yield the problems of a reward's function, endpoint or model.
 
-    `block`: the reward's config block. `key`: the config key of the block. A model needs a reward head, and a chat
-    template if its tokenizer is not that of the policy.
+    `block`: the reward's config block. `key`: the config key of the block. A reward model needs a reward head. If its
+    tokenizer differs from the policy's and the task is a chat, the reward model also needs a chat template.
     """
     if block.function is not None:
         try:
@@ -100,7 +100,7 @@ def _reward_problems(
 
 
 def _other_tokenizer(case: TokenReader) -> Iterator[Found]:
-    """Yield findings about a tokenizer that differs from the policy's, so that token ids have other meanings."""
+    """Yield a finding if the component's tokenizer differs from the policy's: token ids would mean other tokens."""
     block = case.config.block_of(case.component)
     assert isinstance(block, (CriticConfig, ReferenceConfig)), case.component
     policy = existing_folder(case.config.model)

@@ -21,16 +21,16 @@ class TrainedModel:
 
 
 def problems(config: Config) -> Iterator[Problem]:
-    """Yield the problems of the actor's settings, and of the critic's if a critic is placed."""
+    """Yield the problems of the actor's settings, and the problems of the critic if one is placed."""
     yield from broken(RULES, TrainedModel(component="actor", block=config.actor))
     if "critic" in config.placed:
         yield from critic_problems(config)
 
 
 def critic_problems(config: Config) -> Iterator[Problem]:
-    """Yield the problems of a placed critic: its settings, its vocabulary, and its value head.
+    """Yield the problems of a placed critic: of its settings, its vocabulary, and its value head.
 
-    `config`: includes the keys of the models' config.json.
+    `config`: a config in which the model blocks hold the content of each model's config.json.
     """
     yield from broken(RULES, TrainedModel(component="critic", block=config.critic))
     yield from broken(CRITIC, config)
@@ -43,7 +43,7 @@ def critic_problems(config: Config) -> Iterator[Problem]:
 
 
 def _rounded_away(case: TrainedModel) -> Iterator[Found]:
-    """Yield findings about bf16 weights without float32 copies, in which small steps of Adam are lost by rounding."""
+    """Yield a finding if bf16 weights have no float32 copies: rounding would lose small optimizer steps."""
     optimizer = case.block.optimizer
     kept = optimizer.kind == "adamw_master" or optimizer.on_host
     if case.block.weights != "bf16" or kept:
@@ -83,7 +83,7 @@ def _float16(case: TrainedModel) -> Iterator[Found]:
 
 
 def _other_zero_stage(case: TrainedModel) -> Iterator[Found]:
-    """Yield findings about a stage of ZeRO other than 2 and 3."""
+    """Yield a finding if the ZeRO stage is not 2 or 3."""
     stage = case.block.zero_stage
     if stage not in (2, 3):
         yield Found(
@@ -94,7 +94,7 @@ def _other_zero_stage(case: TrainedModel) -> Iterator[Found]:
 
 
 def _fewer_tokens(config: Config) -> Iterator[Found]:
-    """Yield findings about a critic with a smaller vocabulary than the actor."""
+    """Yield a finding if the critic's vocabulary is smaller than the actor's."""
     actor = (config.model or {}).get("vocab_size")
     critic = (config.critic.model or {}).get("vocab_size")
     if isinstance(actor, int) and isinstance(critic, int) and critic < actor:
@@ -103,7 +103,7 @@ def _fewer_tokens(config: Config) -> Iterator[Found]:
 
 
 def _no_factors(config: Config) -> Iterator[Found]:
-    """Yield findings about a sync of LoRA factors alone, with an actor that has no LoRA factors."""
+    """Yield a finding if the sync sends LoRA factors only, but the actor has no LoRA factors."""
     actor = config.actor
     if actor.sync.mode == "lora" and actor.lora_rank is None:
         yield Found(key="actor.sync.mode", got="mode: lora")

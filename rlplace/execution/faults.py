@@ -1,4 +1,4 @@
-"""Faults of a run: which workers can be replaced, how often, and what was lost; also the fault events of the summary.
+"""Faults of a run: which workers can be replaced, how often, and what was lost. Also the faults of `summary.json`.
 
 ::
 
@@ -49,12 +49,15 @@ _FINAL = (ProblemsError, AcceleratorOutOfMemory, DivergedError, NotSent)
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Fault:
-    """A failure of workers from which the run has recovered."""
+    """A failure of workers from which the run has recovered.
 
-    at_s: float  # seconds since the workers were ready
+    `what`: the failed rank and method, or the method that was late. `why`: the first line of the error.
+    """
+
+    at_s: float  # seconds from the time when the workers were ready to the fault
     iteration: int  # counted from 0
     stage: str
-    what: str  # the failed rank and method, or the method that was late
+    what: str
     why: str
     replaced: tuple[str, ...]  # names of the restarted ranks
     # Restarted ranks that moved to other accelerators, and where to.
@@ -75,16 +78,16 @@ class Fault:
 
 
 class StateLost(Exception):
-    """A training component has lost its state, so the run has to load its newest checkpoint.
+    """Raised if a training component has lost its state, so that the run has to load its newest checkpoint.
 
-    The lost workers have been replaced by the time this error is raised.
+    The lost workers have been replaced before this error is raised.
     """
 
 
 class History:
-    """The faults of a run, and the time since its workers were ready.
+    """The faults of a run, and the time since the run's workers were ready for the first time.
 
-    The object outlives the workers, since the loss of a node ends all of them.
+    The loss of a node ends all workers of a run, and new workers continue. They use the same History.
     """
 
     def __init__(self) -> None:
@@ -106,9 +109,9 @@ class History:
         return time.monotonic() - self.ready_s
 
     def admits(self, most: int) -> bool:
-        """Return whether one more recovery is allowed, and count it if so.
+        """Return whether one more recovery is allowed. If it is, count this recovery.
 
-        `most`: recoveries that are allowed within an hour.
+        `most`: number of recoveries that are allowed within an hour.
         """
         now = time.monotonic()
         while self.recent and now - self.recent[0] > _HOUR_S:
@@ -119,16 +122,17 @@ class History:
         return False
 
     def lose(self, fault: Fault) -> None:
-        """Note a fault that ends all workers.
+        """Note a fault that has ended all workers.
 
-        `fault`: has in `redone_s` the whole training time before the fault, in seconds.
+        `fault`: its `redone_s` has to be the whole training time before the fault, in seconds.
         """
         self._lost.append(fault)
 
     def ready(self, trained_s: float) -> list[Fault]:
-        """Note that all workers are ready. Return the faults that ended all earlier workers, with their lost seconds.
+        """Note that all workers are ready. Return the faults that were noted by `lose` since the last call.
 
-        The first call starts the clock. `trained_s`: training seconds up to the checkpoint that was loaded.
+        The returned faults have their lost seconds. The first call starts the clock. `trained_s`: training seconds up
+        to the checkpoint that the workers have loaded.
         """
         if self.ready_s is None:
             self.ready_s = time.monotonic()
@@ -143,9 +147,10 @@ class History:
 
 
 class Attempt:
-    """One attempt at work that may fail with a lost worker: the context manager around the work.
+    """Context manager around one attempt at work that may fail because a worker is lost.
 
-    If the failure can be recovered, the `with` block ends without an error, and `fault` is set.
+    If the run recovers from the failure, the `with` block ends without an error, and `fault` is the fault. Otherwise
+    the error is raised, or `fault` is None if nothing failed.
     """
 
     def __init__(
@@ -155,9 +160,10 @@ class Attempt:
         ],
         earlier: Sequence[Fault],
     ) -> None:
-        """`recover`: called with `earlier`, the error and the lost seconds.
+        """`recover`: called after a failure with `earlier`, the error and the lost seconds.
 
-        It returns the fault, or None to raise the error. `earlier`: the faults of earlier attempts at this work.
+        `recover` returns the fault, or None to have the error raised. `earlier`: faults of earlier attempts at this
+        work.
         """
         self.fault: Fault | None = None
         self.metrics = fault_metrics(earlier)
@@ -182,9 +188,10 @@ class Attempt:
 
 
 class Recovery:
-    """Replaces lost workers, as long as new workers can succeed, and adds each fault to the history.
+    """Replaces lost workers after a failure, and adds each fault to the history.
 
-    Only the thread of the loop calls its methods. Its constructor sets the worker groups to survive failures.
+    A failure that new workers would only repeat is raised. The constructor sets the worker groups to survive failures.
+    All methods have to be called in the thread of the loop.
     """
 
     def __init__(
@@ -203,10 +210,11 @@ class Recovery:
     ) -> None:
         """`tell`: called with a line of text for each fault.
 
-        `patience_s`: seconds for calls of training components to end. `replaceable`: components whose ranks have no
-        state. `kept`: components of `replaceable` whose ranks are replaced only by returning to a checkpoint. `joined`:
-        components of `replaceable` that restart together. `without_state`: takes the components with lost ranks and
-        returns the components whose state is in no checkpoint.
+        `patience_s`: after a failure, seconds until running calls of training components have to end. `replaceable`:
+        components with ranks that can restart without loading state. `kept`: components out of `replaceable` that
+        restart only if the run returns to a checkpoint. `joined`: components out of `replaceable` with ranks that all
+        restart together. `without_state`: takes the components with lost ranks, and returns the components that have
+        no state in a checkpoint.
         """
         assert history.ready_s is not None, "it counts from there on"
         self.faults = history.faults
@@ -252,12 +260,13 @@ class Recovery:
         make_room: Callable[[Lost], None] = lambda lost: None,
         back: bool = False,
     ) -> Fault:
-        """Replace the workers that were lost with `error`, and return the fault.
+        """Replace the workers that were lost when `error` was raised, and return the fault.
 
-        Raises `error` if no recovery is possible. `iteration`, `stage`: where the error happened. `redone_s`: seconds
-        of work that are done again. `make_room`: takes the ranks that restart and offloads other components from their
-        accelerators. `back`: whether the run returns to its newest checkpoint in any case; after such a return the
-        caller has to call `went_back`.
+        Raises `error` if the run cannot recover. `iteration`, `stage`: where the error happened. `redone_s`: seconds of
+        work that has to be done again. `make_room`: called with the ranks that restart; has to offload the other
+        components from the accelerators of these ranks. `back`: True if the run has to return to its newest checkpoint
+        even if no state was lost. If `went_back` of the returned fault is set, the caller has to load the checkpoint
+        and then call the method `went_back`.
         """
         began = first_failure_s(self._groups.values())
         came = time.monotonic()
@@ -297,9 +306,10 @@ class Recovery:
         return fault
 
     def went_back(self, redone_s: float) -> list[Fault]:
-        """Complete and return the faults for which the run returned to a checkpoint. All ranks have loaded it by then.
+        """Complete and return the faults that made the run return to a checkpoint.
 
-        `redone_s`: seconds of the iterations since the checkpoint; they are added to the first of these faults.
+        Call this method when all ranks have loaded the checkpoint. `redone_s`: seconds of the iterations since the
+        checkpoint; they are added to the first of the returned faults.
         """
         whole = _outlasted(self._going_back, time.monotonic() - self._began)
         whole[0] = dataclasses.replace(whole[0], redone_s=whole[0].redone_s + redone_s)
@@ -317,13 +327,13 @@ class Recovery:
         back: bool,
         make_room: Callable[[Lost], None],
     ) -> tuple[set[tuple[str, int]], list[Slot], bool]:
-        """Restart lost ranks, and ranks that are lost during the restart.
+        """Restart lost ranks. Ranks that are lost during the restart are restarted as well.
 
         Return the restarted ranks as (component, rank), the new slots of moved ranks, and whether the run has to return
-        to a checkpoint. After _TRIES failures at one place, its ranks move to other accelerators. `error`: the failure
-        that began the recovery. `back`: whether the run returns to a checkpoint in any case. `make_room`: takes the
-        ranks that restart and offloads other components from their accelerators. Raises the last error if another try
-        is not allowed, or if there are no other accelerators.
+        to a checkpoint. After _TRIES failures on the same accelerators, the ranks there move to other accelerators.
+        `error`: the failure that began the recovery. `back`: True if the run has to return to a checkpoint even if no
+        state was lost. `make_room`: called with the ranks that restart; has to offload other components from their
+        accelerators. Raises the last error if no further try is allowed, or if there are no other accelerators.
         """
         found = set[tuple[str, int]]()
         moved = dict[str, Slot]()
@@ -387,9 +397,9 @@ class Recovery:
                 ) from refusal
 
     def _move(self, error: WorkerError | WorkerTimeout) -> dict[str, Slot]:
-        """Move the ranks from the place at which `error` happened to other accelerators.
+        """Assign other accelerators to the ranks on the accelerators at which `error` happened.
 
-        Return owner -> new slot. Raises `error` if the ranks cannot move.
+        Return name of each moved rank -> its new slot. Raises `error` if there are no other accelerators.
         """
         if isinstance(error, WorkerTimeout):
             raise noted(error, f"{_TRIES} times now")
@@ -409,9 +419,9 @@ class Recovery:
         iteration: int,
         failures: Collection[str],
     ) -> None:
-        """Raise `error` if another try would fail in the same way, or if there were too many restarts within an hour.
+        """Raise `error` if a further try would fail in the same way, or if there were too many restarts in an hour.
 
-        `failures`: places of earlier failures in this recovery; empty if the recovery has begun with `error`.
+        `failures`: the places (see `_place`) of earlier failures in this recovery; empty for its first failure.
         """
         cause = error.cause if isinstance(error, WorkerError) else error
         # Non-finite numbers are handled by faults.on_poison.
@@ -445,9 +455,9 @@ class Recovery:
 
 
 def _outlasted(faults: Sequence[Fault], now_s: float) -> list[Fault]:
-    """Return copies of the faults with `recovery_s` set: the seconds until the next fault.
+    """Return copies of the faults in which `recovery_s` is the time from each fault to the next fault.
 
-    For the last fault, they are the seconds until `now_s`.
+    For the last fault, `recovery_s` is the time to `now_s`, in seconds since the workers were ready.
     """
     ends = [*(fault.at_s for fault in faults[1:]), now_s]
     return [
@@ -457,10 +467,10 @@ def _outlasted(faults: Sequence[Fault], now_s: float) -> list[Fault]:
 
 
 def _place(error: WorkerError | WorkerTimeout) -> str:
-    """Return where an error happened, as text.
+    """Return a text for the place at which an error happened.
 
-    The text names the accelerators of the failed rank, or the rank itself if it has none. For a timeout, it names the
-    call that was late.
+    The text names the accelerators of the failed rank, or the rank if it has no accelerators. For a timeout, the text
+    names the call that was late.
     """
     if isinstance(error, WorkerTimeout):
         return error.problem.key
@@ -484,7 +494,7 @@ def noted(error: WorkerError | WorkerTimeout, note: str) -> WorkerError | Worker
 
 
 def fault_metrics(faults: Sequence[Fault]) -> dict[str, float]:
-    """Return the metrics of these faults: their number and their seconds. Without faults, return no metrics."""
+    """Return metrics of the faults: how many, seconds of recovery, seconds of repeated work. Empty without faults."""
     if not faults:
         return {}
     return {
@@ -495,9 +505,9 @@ def fault_metrics(faults: Sequence[Fault]) -> dict[str, float]:
 
 
 def faults_of(history: History, *, train_s: float) -> dict[str, Any]:
-    """Return the faults of a run as the block `faults` of summary.json.
+    """Return the block `faults` of summary.json for the faults of a run.
 
-    `train_s`: seconds of the iterations, without attempts that were repeated.
+    `train_s`: seconds of all iterations of the run. Attempts that failed and were repeated are not included.
     """
     faults = history.faults
     # Iterations are counted from 1, as in metrics.jsonl.

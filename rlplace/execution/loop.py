@@ -80,8 +80,8 @@ class Loop:
     ) -> None:
         """`groups`: component -> its workers. `memory`: gets the measured bytes of each move.
 
-        `work`: the calls of an iteration. `first`: number of the first iteration. `clock`: the time; a prediction gives
-        a logical clock.
+        `work`: the calls of worker methods in each stage. `first`: number of the first iteration. `clock`: the clock
+        for all times; a prediction passes a simulated clock.
         """
         self.clock = clock
         # Each iteration increases the version by one.
@@ -89,7 +89,7 @@ class Loop:
         # Metric -> notes of the last iteration.
         self.notes: Mapping[str, Sequence[str]] = {}
         self.memory = memory
-        # Component -> residency that every rank has reached at least.
+        # Component -> its present residency; during a move, the higher of the old and the new one.
         self._held = dict.fromkeys(groups, Residency.OFF)
         # Acquires that were started and not yet awaited.
         self._arriving: Sequence[tuple[Move, Pending]] = ()
@@ -128,11 +128,11 @@ class Loop:
         self._learned = turns[-1]
 
     def iteration(self, index: int, *, evaluate: bool = False) -> dict[str, float]:
-        """Run all stages once. Return the reduced metrics of all components and the seconds of stages and moves.
+        """Run all stages once. Return the metrics of all components, reduced over ranks, and the seconds of stages.
 
-        `index`: number of the iteration, from 0. `evaluate`: whether the policy first answers held-out prompts. Raises
-        WorkerError with stage and version, WorkerTimeout if a stage exceeds its deadline, and StateLost if the caller
-        has to call `go_back`.
+        `index`: number of the iteration, from 0. `evaluate`: whether to have the policy answer held-out prompts first.
+        Raises WorkerError with stage and policy version, WorkerTimeout if a stage exceeds its deadline, and StateLost
+        if the caller has to call `go_back`.
         """
         steps = dict(self._steps)
         if evaluate:
@@ -150,20 +150,20 @@ class Loop:
         return numbers | overhead(numbers, self._schedule.active, on_cores)
 
     def _outside_calls(self, iteration_s: float) -> dict[str, float]:
-        """Return the seconds, and the share of the iteration, in which no worker ran a method that a stage calls."""
+        """Return the part of an iteration in which no worker ran a method of a stage, in seconds and as a share."""
         outside_s = max(0.0, iteration_s - self._in_calls_s)
         share = outside_s / iteration_s if iteration_s > 0 else 0.0
         return {"time/overhead_s": outside_s, "time/overhead_share": share}
 
     @property
     def held(self) -> dict[str, Residency]:
-        """Component -> residency that every rank has reached at least."""
+        """Component -> its present residency. During a move, the higher of the old and the new residency."""
         return dict(self._held)
 
     def evaluate(self, index: int) -> dict[str, float]:
-        """Answer held-out prompts with the newest weights after iteration `index`, and return the metrics.
+        """Have the policy answer held-out prompts with the newest weights, after iteration `index`. Return the metrics.
 
-        At its end, each component has its residency of the last stage again.
+        Afterwards, each component has its residency of the last stage, as after an iteration.
         """
         evaluation, stage = self._evaluation()
         steps: dict[str, Sequence[Step]] = {}
@@ -174,15 +174,15 @@ class Loop:
         return self._numbers(steps, index)
 
     def _evaluation(self) -> tuple[Step, str]:
-        """Return the step that answers held-out data, and the name of the stage in which it runs."""
+        """Return the step that evaluates the policy on held-out data, and the name of the stage in which it runs."""
         step = self._work.evaluation
         assert step is not None, "only a job that has one is evaluated"
         return step, self._work.evaluated_in
 
     def save(self, folders: Mapping[str, Path]) -> None:
-        """Have workers write their models, after the last iteration. Raises the errors of `iteration`.
+        """Have workers write their models after the last iteration. Raises the same errors as `iteration`.
 
-        `folders`: component -> folder of its model.
+        `folders`: component -> folder to which its model is written.
         """
         for attempt in self._attempts(self.version):
             with attempt:
@@ -190,7 +190,7 @@ class Loop:
                     self._save_model(component, folder)
 
     def _save_model(self, component: str, folder: Path) -> None:
-        """Write the model of a component, in a stage in which its weights are on its accelerators."""
+        """Have a component write its model to `folder`, in a stage in which its weights are on its accelerators."""
         held = [
             stage
             for stage in self._schedule.stages
@@ -204,9 +204,9 @@ class Loop:
     def _numbers(
         self, works: Mapping[str, Sequence[Step]], index: int
     ) -> dict[str, float]:
-        """Run the steps of each stage and return metrics, seconds and faults.
+        """Run the steps of each stage. Return the metrics of the workers, the seconds, and the metrics of faults.
 
-        After a fault, start again with the first stage. `works`: stage -> its steps.
+        After a fault, all stages run again from the first one. `works`: stage -> its steps.
         """
         self._updating = False
         numbers: dict[str, float] = {}
@@ -216,11 +216,11 @@ class Loop:
         return numbers | attempt.metrics
 
     def _attempts(self, index: int, *, back: bool = False) -> Iterator[Attempt]:
-        """Yield attempts at work before or in iteration `index`, until an attempt ends without a fault.
+        """Yield attempts at some work before or in iteration `index`, until an attempt ends without a fault.
 
-        Each attempt is the context manager of a `with` around the work. After a fault that `recovery` handles, all
-        ranks are reset before the next attempt. An attempt raises StateLost if a fault has changed or lost the state
-        that the work starts from, or if `back` is set.
+        The caller runs the work in a `with` block of each attempt. After a fault that `recovery` handles, all ranks are
+        reset before the next attempt. The `with` block raises StateLost after a fault if the state from which the work
+        starts has changed or is lost. `back`: raise StateLost after every fault.
         """
         faults: list[Fault] = []
         while True:
@@ -242,10 +242,11 @@ class Loop:
         error: WorkerError | WorkerTimeout,
         redone_s: float,
     ) -> Fault | None:
-        """Replace the workers that were lost with `error`, and return the fault; None if the loop has no `recovery`.
+        """Replace the workers that were lost when `error` was raised. Return the fault; None without `recovery`.
 
-        `back`: whether the run returns to a checkpoint in any case. `faults`: the faults of earlier attempts.
-        `redone_s`: seconds of work that are done again. Raises StateLost if the run has to return to a checkpoint.
+        `back`: whether the run has to return to a checkpoint even if no state was lost. `faults`: the faults of earlier
+        attempts. `redone_s`: seconds of work that has to be done again. Raises StateLost if the run has to return to a
+        checkpoint.
         """
         if self.recovery is None:
             return None
@@ -268,7 +269,7 @@ class Loop:
         return fault
 
     def _begin_again(self, index: int) -> None:
-        """Reset all ranks, restarted ranks too, to the start of the first stage of iteration `index`."""
+        """Reset all ranks to the start of the first stage of iteration `index`. Restarted ranks are included."""
         self.usage.begin_again()
         self._arriving = ()
         self._leaving = ()
@@ -286,9 +287,9 @@ class Loop:
             self._move([move for move in moves if move.after >= move.before])
 
     def _drop(self, asked: Sequence[Pending]) -> None:
-        """Wait until ranks have reset, and keep the metrics of what each rank dropped.
+        """Wait until ranks are reset. Keep, for each rank, the metrics of the samples and answers that it dropped.
 
-        `asked`: calls of `begin_again`.
+        `asked`: the pending calls of `begin_again`, which return these metrics.
         """
         for pending, ranks in zip(asked, self._wait(asked), strict=True):
             for call, lost in zip(pending.calls, ranks, strict=True):
@@ -298,9 +299,9 @@ class Loop:
                 )
 
     def _make_room(self, index: int, lost: Lost) -> None:
-        """Offload other components from the accelerators of the ranks `lost`, which restart in iteration `index`.
+        """Offload other ranks from the accelerators of the ranks `lost`, which restart in iteration `index`.
 
-        Only components are offloaded that are off in some stage of the schedule. Their ranks are reset first.
+        Only ranks of components that are off in some stage of the schedule are offloaded. They are reset first.
         """
         needed = set[int]().union(
             *(
@@ -324,9 +325,10 @@ class Loop:
             self._wait([ranks.move(Residency.OFF) for ranks in leaving])
 
     def go_back(self, version: int, load: Callable[[], None]) -> None:
-        """Set all ranks back to their state after iteration `version`, restarted ranks too.
+        """Set all ranks, including restarted ones, back to the start of iteration `version`, from 0.
 
-        `load`: makes all ranks load that state. Raises StateLost if the caller has to call `go_back` again.
+        `load`: a function that makes all ranks load this state from a checkpoint. Raises StateLost if a rank is lost
+        meanwhile; the caller then has to call `go_back` again.
         """
         self.version = version
         self._updating = False
@@ -338,22 +340,23 @@ class Loop:
         self._dropped = {}
 
     def started(self, seconds: Mapping[str, float]) -> None:
-        """Add the seconds of the start to the metrics of the next iteration.
+        """Add the seconds of starting the run to the metrics of the next iteration.
 
-        `seconds`: part of the start -> seconds.
+        `seconds`: part of the start, such as "workers" -> seconds.
         """
         self._meanwhile |= {
             f"time/start_{part}_s": value for part, value in seconds.items()
         }
 
     def count(self, fault: Fault) -> None:
-        """Add the metrics of a fault between iterations to the metrics of the next iteration."""
+        """Add the metrics of a fault that is not part of an iteration to the metrics of the next iteration."""
         self._meanwhile |= _added(self._meanwhile, fault_metrics([fault]))
 
     def write_state(self, folder: Path, components: Iterable[str]) -> None:
-        """Have workers copy their state and write the copies in the background, each component to `folder`/<component>.
+        """Have workers save their state: each component writes to `folder`/<component>.
 
-        Returns when all ranks have copied their state. Raises StateLost.
+        Returns when all ranks have copied their state; they write the copies in the background. Raises StateLost if a
+        rank is lost and the run has to return to a checkpoint.
         """
         # Component -> ranks that have not copied their state yet.
         left = {c: {slot.rank for slot in self._groups[c].slots} for c in components}
@@ -364,9 +367,9 @@ class Loop:
         self._meanwhile = attempt.metrics
 
     def _copy_state(self, folder: Path, left: Mapping[str, set[int]]) -> None:
-        """Have ranks copy their state.
+        """Have ranks copy their state, for files below `folder`.
 
-        `left`: component -> ranks that have not copied their state yet; ranks that have copied it are removed.
+        `left`: component -> ranks that have not copied their state yet. Ranks are removed from it when they are done.
         """
         asked = [
             self._groups[c].execute_on(ranks).write_state(str(folder / c))
@@ -385,11 +388,11 @@ class Loop:
     def read_state(
         self, folder: Path, components: Iterable[str], anew: Iterable[str] = ()
     ) -> dict[str, float]:
-        """Have workers load the state that `write_state` saved, before the first iteration.
+        """Have workers load the state that `write_state` saved, before the first iteration. Return metrics of loading.
 
-        Return the metrics of loading. `folder`: has the state of each component in `folder`/<component>. `components`:
-        the components that load. `anew`: components without saved state; their random numbers start as in the
-        iteration that comes first. Raises StateLost if a rank is lost during loading.
+        `components`: the components that load, each from `folder`/<component>. `anew`: components without saved state;
+        they are reset, with the random numbers of the next iteration. Raises StateLost if a rank is lost during
+        loading.
         """
 
         loaded: dict[str, float] = {}
@@ -404,9 +407,9 @@ class Loop:
     def _load_together(
         self, folder: Path, components: Iterable[str], anew: Iterable[str]
     ) -> dict[str, float]:
-        """Have all components load their state at the same time. Return the metrics of loading.
+        """Have `components` load their state from `folder` at the same time. Return the metrics of loading.
 
-        `anew`: components without saved state, which are reset.
+        `anew`: components without saved state; they are reset.
         """
         with self._in(self._schedule.stages[0]):
             asked = [self._groups[c].read_state(str(folder / c)) for c in components]
@@ -417,10 +420,10 @@ class Loop:
     def _load_in_turns(
         self, folder: Path, components: Iterable[str], anew: Iterable[str]
     ) -> dict[str, float]:
-        """Have one component after the other load its state, while all other components are off.
+        """Have `components` load their state from `folder`, one after the other. Return the metrics of loading.
 
-        Return the metrics of loading. `anew`: components without saved state, which are reset. A custom worker needs
-        all of its memory to load, which may be more than the first stage leaves free for it.
+        Meanwhile, all components are off their accelerators, since a custom worker may need more memory to load than
+        the first stage leaves free. `anew`: components without saved state; they are reset.
         """
         reports: list[Metrics] = []
         with self._in(self._schedule.stages[0]):
@@ -440,7 +443,10 @@ class Loop:
         return Move(component=component, before=before, after=after)
 
     def can_save(self, components: Iterable[str]) -> bool:
-        """Return whether these components hold their state after a whole iteration, and are free to save it."""
+        """Return whether the components can save their state now.
+
+        They can if no update is unfinished, no state is lost, and no worker is at work or closed.
+        """
         groups = [self._groups[c] for c in components]
         lost = self._updating or (
             self.recovery is not None and self.recovery.state_lost
@@ -450,7 +456,7 @@ class Loop:
     def _run_stages(
         self, works: Mapping[str, Sequence[Step]], index: int
     ) -> dict[str, float]:
-        """Run the steps of each stage in order. Return metrics and seconds.
+        """Run the steps of each stage in order. Return the reduced metrics of the workers, and the seconds.
 
         `works`: stage -> its steps. `index`: number of the iteration.
         """
@@ -504,9 +510,9 @@ class Loop:
         return numbers
 
     def _enter(self, stage: str) -> None:
-        """Execute the moves on entry to a stage: wait for all releases, check the room, then start the acquires.
+        """Execute the moves on entry to a stage: wait for all releases, check that memory is free, start the acquires.
 
-        Each rank gets its acquire in one message with its next work, before the work.
+        An acquire is sent to a rank in one message with the rank's next work, and is done before this work.
         """
         transition = (
             self._schedule.first
@@ -526,14 +532,15 @@ class Loop:
         self._arriving = self._ask(transition.acquires)
 
     def _hold(self) -> None:
-        """Have each group collect its calls until the next wait, so that each rank gets its calls as one message."""
+        """Have each group collect its calls until the next `_wait`, so that a rank gets them in one message."""
         for group in self._groups.values():
             group.hold()
 
     def _releases_after(self, stage: str) -> tuple[Move, ...]:
-        """Return the releases on entry to the stage after `stage`; empty for the last stage of an iteration.
+        """Return the releases on entry to the stage that follows `stage`.
 
-        After the last stage, components stay where they are, since state is saved between iterations.
+        The result is empty for the last stage of an iteration: components keep their residency until the next
+        iteration, since state is saved in between.
         """
         following = self._schedule.stages[self._schedule.stages.index(stage) + 1 :]
         if following:
@@ -556,7 +563,10 @@ class Loop:
         return asked
 
     def _do(self, stage: str, step: Step, index: int) -> list[Metrics]:
-        """Make the calls of a step and wait for all of them. Return the metrics of each rank."""
+        """Make the calls of a step and wait for all of them. Return the metrics of each rank of each call.
+
+        `index`: number of the iteration. After the last step that trains, the policy version is increased.
+        """
         if base_stage(stage) in self._work.trains:
             self._updating = True
         pending = [self._asked(call, index) for call in step.calls]
@@ -574,9 +584,10 @@ class Loop:
         return counted
 
     def _collected(self, pending: Sequence[Pending], step: Step) -> list[Metrics]:
-        """Wait for the calls of a step, whose results may be of any type.
+        """Wait for the calls of a step of a declared job. Return the metrics that each rank has collected.
 
-        Return the metrics that each rank has collected. `pending`: the pending results of the calls.
+        Worker methods of a declared job may return values of any type; the values are not used as metrics. `pending`:
+        the pending results of the calls.
         """
         components = dict.fromkeys(call.component for call in step.calls)
         # Metrics are requested in the same message, behind the work.
@@ -594,7 +605,7 @@ class Loop:
         return counted
 
     def _asked(self, call: Call, index: int) -> Pending:
-        """Start a call on all ranks of its component, and return the pending results."""
+        """Start a call on all ranks of its component, and return its pending results. `index`: the iteration."""
         values = {ITERATION: index, VERSION: self.version}
         method = getattr(self._groups[call.component], call.method)
         arguments: list[object] = [values[name] for name in call.arguments]
@@ -607,10 +618,9 @@ class Loop:
         return [rank for group in self._worked(pending) for rank in group]
 
     def _worked(self, pending: Sequence[Pending]) -> list[list[Metrics]]:
-        """Wait for calls that compute.
+        """Wait for calls, record the busy time of their accelerators, and return the results by call and rank.
 
-        Return their results, by call and rank. The busy time of accelerators is recorded. `pending`: the pending
-        results of the calls.
+        `pending`: the pending results of the calls.
         """
         results = self._wait(pending)
         for call, ranks in zip(pending, results, strict=True):
@@ -618,9 +628,10 @@ class Loop:
         return results
 
     def _wait(self, pending: Sequence[Pending]) -> list[list[Any]]:
-        """Return the results of calls, by call and rank, after all pending moves have ended too.
+        """Wait for calls and for all pending moves. Return the results of the calls, by call and rank.
 
-        Pending moves are the acquires that were started before the calls, and the releases that start behind the calls.
+        Pending moves are acquires that the ranks execute before the calls, and releases that they execute after the
+        calls.
         """
         before = self._arriving
         behind = self._ask(self._leaving)
@@ -662,16 +673,17 @@ class Loop:
 
 
 def _added(numbers: Mapping[str, float], more: Mapping[str, float]) -> dict[str, float]:
-    """Return name -> sum of its values in both mappings, for each name in `more`."""
+    """Return, for each name in `more`, the sum of its values in `numbers` (0 if missing) and `more`."""
     return {name: numbers.get(name, 0.0) + value for name, value in more.items()}
 
 
 def _not_metrics(
     pending: Sequence[Pending], results: Sequence[Sequence[Any]]
 ) -> list[Metrics]:
-    """Return a metric for each call whose rank 0 returned named values that are no metrics; its notes name them.
+    """Return warnings about named results that cannot be metrics, as one metric for each call that has such results.
 
-    `results`: for each call in `pending`, the results of its ranks.
+    The metric counts the names, and its notes list them. `results`: for each call in `pending`, the results of its
+    ranks; only rank 0 is checked.
     """
     found: list[Metrics] = []
     for call, ranks in zip(pending, results, strict=True):

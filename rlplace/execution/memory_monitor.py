@@ -33,13 +33,13 @@ _ROUNDING = 0.05  # share of the predicted bytes; the accuracy of the memory pro
 
 
 class Resident(NamedTuple):
-    """The memory of one rank on one of its accelerators, after the rank's last move."""
+    """The memory of one rank on one of its accelerators, as measured after the rank's last move."""
 
     component: str
     rank: int
     residency: Residency
     size_bytes: int  # measured
-    predicted_bytes: int
+    predicted_bytes: int  # by the memory proof
 
     @property
     def owner(self) -> str:
@@ -52,9 +52,10 @@ class Resident(NamedTuple):
 
 
 class _Beyond(NamedTuple):
-    """Bytes on an accelerator beyond the memory proof.
+    """An excess over the memory proof on one accelerator.
 
-    `together`: whether they are the bytes of all residents together, or only of one rank.
+    `worst`: the rank with the largest excess. `size_bytes`: the excess. `together`: True: an excess of all ranks on the
+    accelerator in sum; False: of one rank.
     """
 
     problem: Problem
@@ -64,7 +65,7 @@ class _Beyond(NamedTuple):
 
 
 class MemoryMonitor:
-    """Compares the measured bytes of every rank with the predicted bytes. The loop reports every move to it."""
+    """Compares the measured memory of every rank with the memory proof. The loop calls `moved` after every move."""
 
     def __init__(
         self,
@@ -73,10 +74,10 @@ class MemoryMonitor:
         verify: Literal["warn", "stop"] = "warn",
         tell: Callable[[Problem], None] = lambda problem: None,
     ) -> None:
-        """`case`: the memory case of the plan, which has the predicted bytes.
+        """`case`: the inputs of the plan's memory proof.
 
-        `verify`: "warn": each excess over the proof is reported once; "stop": it ends the run. `tell`: called with each
-        excess that is reported.
+        `verify`: what an excess over the predicted bytes does. "warn": each excess is reported once. "stop": an excess
+        of all ranks on an accelerator in sum raises AcceleratorOutOfMemory. `tell`: called with each reported excess.
         """
         self._case = case
         self._placement = case.placement
@@ -93,9 +94,9 @@ class MemoryMonitor:
         return self._case.ledger()
 
     def moved(self, component: str, reports: Sequence[MoveReport]) -> None:
-        """Record the memory of a component after a move.
+        """Record the memory of a component after a move, and compare it with the memory proof.
 
-        `reports`: one report for each of its ranks, in the order of ranks.
+        `reports`: the report of each rank, in the order of ranks.
         """
         self._now[component] = reports
         for residency in {report.residency for report in reports}:
@@ -107,12 +108,12 @@ class MemoryMonitor:
         self._compare(component, reports)
 
     def _compare(self, component: str, reports: Sequence[MoveReport]) -> None:
-        """Compare the bytes on the accelerators of these ranks with the memory proof.
+        """Compare the measured bytes on the accelerators of a component's ranks with the memory proof.
 
-        The tolerance is the reserve, or 5 % of the prediction if that is more, and the proof's bytes for an engine's
-        process. If all residents of an accelerator together exceed the tolerance, AcceleratorOutOfMemory is raised or
-        the excess is reported, as `verify` says. If only one resident exceeds the tolerance, the excess is only
-        reported, since all residents together fit.
+        `reports`: the report of each rank. The tolerance is the reserve or 5 % of the predicted bytes, whichever is
+        more, plus the predicted bytes that engines keep while they sleep. If the sum of all ranks on an accelerator
+        exceeds its prediction by more, AcceleratorOutOfMemory is raised or the excess is reported, as `verify` says. If
+        only a single rank exceeds its prediction by more, the excess is reported: in sum, the ranks fit.
         """
         if not self._case.counts(component):
             # There is no prediction for this component.
@@ -142,9 +143,9 @@ class MemoryMonitor:
     def _beyond(
         self, accelerator: int, residents: Sequence[Resident], among: Sequence[Resident]
     ) -> _Beyond | None:
-        """Return the excess of the residents `among` over their predicted bytes; None within the tolerance.
+        """Return the excess of measured over predicted bytes, summed over `among`; None within the tolerance.
 
-        `residents`: all residents of the accelerator. `among`: these residents, or some of them.
+        `residents`: all ranks with memory on the accelerator. `among`: the same list, or the one rank to check.
         """
         measured = sum(r.size_bytes for r in among)
         predicted = sum(r.predicted_bytes for r in among)
@@ -174,9 +175,9 @@ class MemoryMonitor:
         return _Beyond(found, worst, beyond, together)
 
     def _kept(self, resident: Resident) -> int:
-        """Return the predicted bytes that a resident's engine keeps while it sleeps; 0 if no engine sleeps.
+        """Return the predicted bytes that the rank's engine keeps on the accelerator while it sleeps.
 
-        The measured bytes of the engine include these bytes.
+        The result is 0 if the rank has no sleeping engine. The measured bytes of the engine include these bytes.
         """
         footprints = self._ledger.footprints[resident.component]
         return max(
@@ -186,7 +187,7 @@ class MemoryMonitor:
 
     @property
     def held(self) -> Measurements:
-        """Component -> residency -> the most bytes per accelerator that were measured on any rank of the component."""
+        """Component -> residency -> the largest bytes per accelerator that were measured on any rank so far."""
         held: dict[str, dict[Residency, int]] = {}
         for (component, residency), ranks in self._seen.items():
             held.setdefault(component, {})[residency] = max(ranks)
@@ -203,9 +204,9 @@ class MemoryMonitor:
         return occupants
 
     def on(self, accelerator: int) -> list[Resident]:
-        """Return the memory of the ranks on an accelerator, the largest first.
+        """Return the memory of each rank on an accelerator, in descending order of measured bytes.
 
-        Ranks that hold no memory are left out.
+        Ranks without memory on the accelerator are left out.
         """
         found: list[Resident] = []
         for component, rank in self._occupants[accelerator]:
@@ -226,11 +227,11 @@ class MemoryMonitor:
     # ── before it happens ────────────────────────────────────────────────────────────────────────────────────────────
 
     def admit(self, moves: Sequence[Move], stage: str) -> None:
-        """Raise AcceleratorOutOfMemory if components that acquire memory have no room beside the components that stay.
+        """Raise AcceleratorOutOfMemory if the memory for the acquires `moves` on entry to `stage` is not free.
 
-        `moves`: the acquires on entry to `stage`. Staying components count with their measured bytes. Acquiring
-        components count with bytes measured earlier, or with the predicted bytes the first time. If no staying
-        component holds more than predicted, nothing is checked, since the plan fits.
+        Components that stay on an accelerator count with their measured bytes. Components that acquire memory count
+        with the bytes measured at an earlier time, or else with the predicted bytes. An accelerator is checked only if
+        a staying component holds more than predicted: otherwise the plan fits.
         """
         coming = {move.component: move.after for move in moves}
         for accelerator in sorted(
@@ -289,9 +290,9 @@ class MemoryMonitor:
     # ── after it happened ────────────────────────────────────────────────────────────────────────────────────────────
 
     def explain(self, error: WorkerError) -> WorkerError:
-        """Return an out-of-memory error with its accelerator's residents and a fix added.
+        """Add the ranks on the full accelerator and a fix to an out-of-memory error, and return the new error.
 
-        Return other errors unchanged.
+        An error of any other kind is returned unchanged.
         """
         cause = error.cause
         held = self._case.schedule().residency.get(error.stage or "", {})
@@ -334,10 +335,10 @@ class MemoryMonitor:
         *,
         entering: bool,
     ) -> str | None:
-        """Return changed settings with which the plan fits in spite of what was measured; None if there are none.
+        """Return a text with changed settings with which the plan would fit the measured bytes; None if there are none.
 
-        `component`: the component that lacks memory, with its residency `after`. `lacking`: the missing bytes.
-        `entering`: whether memory is missing on entry to the stage, or in it.
+        `component`: the component that lacks memory. `after`: its residency in `stage`. `lacking`: the missing bytes.
+        `entering`: True: memory is missing on entry to the stage; False: in the stage.
         """
         account = self._ledger.account(accelerator)
         load = next(

@@ -1,4 +1,4 @@
-"""Asynchronous rollout: env and engines generate ahead of learning, and a Loop keeps them going."""
+"""Asynchronous rollout: env and engines generate samples ahead of learning. `Overlap` is the loop for it."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _GENERATING = ("env", "rollout")  # the components that run ahead
 
 
 class Generated(NamedTuple):
-    """The calls and times of an iteration whose samples are all generated."""
+    """The calls and times of an iteration for which all samples are generated."""
 
     calls: tuple[Pending, ...]
     seconds: float  # from the first request to the last answer
@@ -30,9 +30,9 @@ class Generated(NamedTuple):
 
 
 class Generation:
-    """Tracks which iterations env and engines generate, and starts the next ones. None of its methods waits.
+    """Has env and engines generate the samples of one iteration after the other. No method waits for a worker.
 
-    `under_way`: the running calls. `admitting`: whether further iterations may start.
+    `under_way`: the running calls. `admitting`: whether generation of a further iteration may start.
     """
 
     def __init__(
@@ -64,7 +64,7 @@ class Generation:
         self._asked_for = -1
 
     def anew(self, first: int) -> Generation:
-        """Return a new Generation with the same groups and limits. `first`: number of its first iteration."""
+        """Return a new Generation with the same groups and limits, which starts with iteration `first`."""
         ahead = self._ahead
         last = self._iterations
         return Generation(
@@ -73,22 +73,23 @@ class Generation:
 
     @property
     def busy_s(self) -> float:
-        """Seconds in which env and engines have generated, since this Generation was made."""
+        """Seconds that env and engines have spent on generation since this object was created."""
         return self._over_s + (
             0.0 if self._began_s is None else self._clock.now() - self._began_s
         )
 
     def push(self, version: int) -> None:
-        """Note a new policy version.
+        """Note that the actor pushes policy version `version`.
 
-        Engines at work load it between two of their steps; idle engines load it in `go_on`.
+        Busy engines load the version between two engine steps. For idle engines, `go_on` starts the loading.
         """
         self._pushed = version
 
     def go_on(self) -> None:
-        """If all running calls have ended, record their iteration as generated, and start the next one that is due.
+        """If all running calls have ended, record the finished iteration in `over`, and start the next iteration.
 
-        After a failed call, nothing is started.
+        The next iteration is started only if it is due: `admitting` is set, and the staleness limit allows it. After a
+        failed call, nothing is started.
         """
         calls = [call for pending in self.under_way for call in pending.calls]
         if not all(call.done() and call.exception() is None for call in calls):
@@ -127,7 +128,7 @@ def loop_of(schedule: Schedule) -> type[Loop]:
 
 
 class Overlap(Loop):
-    """A Loop whose rollout runs ahead of learning. In its schedules, env and rollout stay on their accelerators."""
+    """A Loop in which rollout runs ahead of learning. Env and rollout stay on their accelerators all the time."""
 
     # Calls of the components that score samples while they are generated
     _scoring: Sequence[Pending] = ()
@@ -147,9 +148,10 @@ class Overlap(Loop):
     def iteration(self, index: int, *, evaluate: bool = False) -> dict[str, float]:
         """Run iteration `index` and return its metrics, as Loop does.
 
-        `evaluate`: whether to wait until generation is idle and then evaluate, so that all answers come from one policy
-        version. Metric `time/rollout_s`: seconds in which the samples of this iteration were generated. Metric
-        `time/overlap_s`: seconds of this iteration in which samples of later iterations were generated.
+        `evaluate`: whether to evaluate on held-out prompts first. The evaluation waits until generation is idle, so all
+        its answers come from one policy version. Metric `time/rollout_s`: seconds in which the samples of this
+        iteration were generated. Metric `time/overlap_s`: seconds of this iteration in which samples of later
+        iterations were generated.
         """
         generation = self._generation
         busy_s = self._generation.busy_s
@@ -191,17 +193,18 @@ class Overlap(Loop):
         super()._make_room(index, lost)
 
     def _forget_calls(self, index: int) -> None:
-        """Forget the calls of generation and scoring, so that no wait includes them.
+        """Stop tracking the running calls of generation and scoring. Waits no longer include these calls.
 
-        Generation starts with iteration `index`.
+        Generation then starts with iteration `index`.
         """
         self._generation = self._generation.anew(index)
         self._scoring = ()
 
     def write_state(self, folder: Path, components: Iterable[str]) -> None:
-        """Save the state of components as Loop does.
+        """Save the state of components, as Loop does.
 
-        If `components` has env, first wait until generation is idle, so that all generated samples are saved.
+        If `components` includes env, first wait until generation is idle, so that env saves all samples that were
+        generated ahead.
         """
         kept = tuple(components)
         if "env" in kept:
@@ -217,7 +220,7 @@ class Overlap(Loop):
         super().write_state(folder, kept)
 
     def _hold(self) -> None:
-        """Do nothing: with an asynchronous rollout, calls are sent at once."""
+        """Do nothing: with an asynchronous rollout, calls are sent immediately instead of being collected."""
 
     def _releases_after(self, stage: str) -> tuple[Move, ...]:
         # A stage does not wait for its own generation calls, so nothing is released behind them.
@@ -233,8 +236,8 @@ class Overlap(Loop):
     def _do(self, stage: str, step: Step, index: int) -> list[Metrics]:
         """Make the calls of a step and return the metrics of each rank.
 
-        Calls of generation are not waited for, except in the last step that trains: it waits for the samples of this
-        iteration.
+        A step does not wait for calls of generation. Only the last step that trains waits until the samples of this
+        iteration are generated, and adds the metrics of their generation. `index`: number of the iteration.
         """
         if step is self._work.evaluation:
             self._wait_until(lambda: not self._generation.under_way, ())
@@ -253,9 +256,10 @@ class Overlap(Loop):
         return metrics + self._gather([*over[index].calls, *self._scoring])
 
     def _push(self, step: Step, index: int) -> list[Metrics]:
-        """Have the actor push the new policy version, which engines load between two of their steps.
+        """Have the actor push the new policy version, and return the metrics of the push.
 
-        Return its metrics.
+        Engines load the version between two engine steps. `step`: the step that sends weights. `index`: number of the
+        iteration.
         """
         pushing = [call for call in step.calls if call.component not in _GENERATING]
         pending = [self._asked(call, index) for call in pushing]
@@ -263,9 +267,9 @@ class Overlap(Loop):
         return self._gather(pending)
 
     def _begin_generating(self, step: Step, index: int) -> list[Metrics]:
-        """Start scoring and the iterations that are due.
+        """Start the scoring calls of a rollout step, and generation if an iteration is due. Return an empty list.
 
-        Return no metrics, and at once: samples are taken group by group.
+        This method does not wait for the calls: learners take the samples group by group.
         """
         scoring = [call for call in step.calls if call.component not in _GENERATING]
         self._generation.admitting = True
@@ -278,10 +282,10 @@ class Overlap(Loop):
         return super()._wait(pending)
 
     def _wait_until(self, over: Callable[[], bool], pending: Sequence[Pending]) -> None:
-        """Wait until `over` returns True, and start further iterations of generation meanwhile.
+        """Wait until `over` returns True. Meanwhile, start generation of each iteration that is due.
 
-        `pending`: calls that are waited for. If one of them, or a call of generation or scoring, fails, the failure is
-        raised.
+        `pending`: calls that `over` depends on. Raises the failure of a call in `pending`, or of a running call of
+        generation or scoring.
         """
         generation = self._generation
         deadline_s = self.clock.now() + self._timeout_s

@@ -16,7 +16,7 @@ _EPISODES = 20
 
 
 def evaluate(trained: Trained, request: EvaluationRequest) -> Evaluation:
-    """Play whole episodes with a trained policy, and return their returns and lengths.
+    """Play whole episodes with a trained policy. Return the returns (sums of rewards) and lengths of the episodes.
 
     Raises ConfigError, SimulatorError, OutputError.
     """

@@ -1,4 +1,4 @@
-"""Write a simulator policy as other programs read it."""
+"""Write a simulator policy in a format that other programs can read."""
 
 from __future__ import annotations
 
@@ -19,7 +19,9 @@ from rlplace.trained import POLICY, Trained
 
 
 def export(trained: Trained, request: ExportRequest) -> None:
-    """Write a trained policy to `request.out`: as a file if the name has a known ending, else as a folder.
+    """Write a trained policy to `request.out`, in the format of the name's ending.
+
+    `.onnx`, `.pt` (TorchScript) and `.safetensors` give a file; a name without these endings gives a folder.
 
     Raises ConfigError, OutputError.
     """
@@ -39,7 +41,10 @@ def export(trained: Trained, request: ExportRequest) -> None:
 
 
 def _check_exported(trained: Trained, request: ExportRequest) -> None:
-    """Raise ConfigError if an exported policy, which has only the actor's weights, lacks what the request asks for."""
+    """Raise ConfigError if the request needs weights that an exported policy does not have.
+
+    An exported policy has the actor's weights only, and no weight averages.
+    """
     if request.component == "actor" and not request.average:
         return
     option = f"--component {request.component}"

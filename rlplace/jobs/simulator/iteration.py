@@ -15,7 +15,7 @@ _LEARN = ("iteration", "version")
 
 
 def work() -> Work:
-    """Return the calls of an iteration."""
+    """Return the calls of worker methods in each stage of an iteration."""
     sync = Step(
         calls=(
             Call(component="actor", method=PUSH, arguments=(VERSION,)),

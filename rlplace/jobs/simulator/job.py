@@ -49,9 +49,9 @@ class SimulatorJob(Job):
         self._seen: tuple[Config, Spaces] | None = None
 
     def _spaces(self, config: Config) -> Spaces:
-        """Return the spaces of the config's simulator.
+        """Return the observation and action spaces of the config's simulator.
 
-        The simulator is created once, and the spaces of the last config are kept.
+        The first call for a config creates the simulator. Its spaces are kept until another config is asked for.
         """
         if self._seen is None or self._seen[0] is not config:
             self._seen = (config, spaces_of_job(config))

@@ -32,7 +32,7 @@ _WARNINGS: tuple[Rule[PlacedJob], ...] = (*waste.WARNINGS, *rules.WARNINGS)
 def plan_of(config: Config, topology: Topology, sources: Mapping[str, Source]) -> Plan:
     """Return the plan of a job on simulators. Raises PlacementError with all problems.
 
-    `topology`: the machines. `sources`: key -> file and line of its value, for errors.
+    `topology`: the machines. `sources`: config key -> file and line in which its value is set, for errors.
     """
     components = SIMULATOR_NEEDS.components
 
@@ -75,10 +75,10 @@ def plan_of(config: Config, topology: Topology, sources: Mapping[str, Source]) -
 def memory_of(
     config: Config, plan: Plan, measured: Measurements | None, spaces: Any
 ) -> MemoryCase:
-    """Return the memory case of a planned job.
+    """Return all inputs of the memory proof of a planned job.
 
-    `measured`: component -> residency -> bytes on accelerators that an earlier run measured; None: nothing was
-    measured. `spaces`: the spaces of the job's simulator; None if they are not known.
+    `measured`: component -> residency -> bytes per accelerator, as an earlier run measured them; None: nothing was
+    measured. `spaces`: observation and action spaces of the job's simulator; None if they are not known.
     """
 
     def replan(other: Config, topology: Topology) -> tuple[Plan, MemoryCase]:

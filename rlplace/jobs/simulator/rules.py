@@ -35,7 +35,7 @@ def _groups(case: PlacedJob) -> int:
 
 
 def _block(case: PlacedJob) -> int:
-    """Return the number that has to divide the number of environments: stage groups times env ranks."""
+    """Return stage groups times env ranks. The number of environments has to be a multiple of this number."""
     return _groups(case) * max(case.ranks("env"), 1)
 
 
@@ -44,7 +44,7 @@ def _env_is_placed(case: PlacedJob) -> bool:
 
 
 def _uneven_envs(case: PlacedJob) -> Iterator[Found]:
-    """Yield findings about a number of environments that does not divide evenly over env ranks and stage groups."""
+    """Yield a finding if the environments cannot be divided evenly over env ranks and stage groups."""
     envs = _envs(case)
     block = _block(case)
     if envs % block == 0:
@@ -67,7 +67,7 @@ def _uneven_envs(case: PlacedJob) -> Iterator[Found]:
 
 
 def _rollout_without_rows(case: PlacedJob) -> Iterator[Found]:
-    """Yield findings about more rollout ranks than rows of a stage group, so that a rank has no row."""
+    """Yield a finding if there are more rollout ranks than rows of a stage group, so that a rank would have no row."""
     envs = _envs(case)
     groups = _groups(case)
     ranks = case.ranks("rollout")
@@ -87,7 +87,7 @@ def _rollout_without_rows(case: PlacedJob) -> Iterator[Found]:
 
 
 def _actor_without_rows(case: PlacedJob) -> Iterator[Found]:
-    """Yield findings about more actor ranks than environments, so that a rank has no row."""
+    """Yield a finding if there are more actor ranks than environments, so that a rank would have no row."""
     envs = _envs(case)
     ranks = case.ranks("actor")
     if ranks > envs:
@@ -108,7 +108,7 @@ def _forgets(case: PlacedJob) -> bool:
 
 
 def _empty_minibatches(case: PlacedJob) -> Iterator[Found]:
-    """Yield findings about a number of minibatches above the number of sequences, or above the number of samples."""
+    """Yield a finding if there are more minibatches than sequences (policy with memory) or than samples."""
     algorithm = case.config.algorithm
     envs = _envs(case)
     minibatches = algorithm.num_minibatches
@@ -139,7 +139,10 @@ def _empty_minibatches(case: PlacedJob) -> Iterator[Found]:
 
 
 def _sequences_without_memory(case: PlacedJob) -> Iterator[Found]:
-    """Yield findings about keys about sequences, set for a policy without memory, which learns from single steps."""
+    """Yield a finding for each of `unroll_steps` and `burn_in` that is set. Only for a policy without memory.
+
+    Such a policy learns from single steps, not from sequences.
+    """
     algorithm = case.config.algorithm
     given = {_UNROLL_STEPS: algorithm.unroll_steps, _BURN_IN: algorithm.burn_in}
     for name, value in given.items():
@@ -148,9 +151,9 @@ def _sequences_without_memory(case: PlacedJob) -> Iterator[Found]:
 
 
 def _cut_sequences(case: PlacedJob) -> Iterator[Found]:
-    """Yield findings about a number of steps that is no multiple of the sequence length, or about a too long burn-in.
+    """Yield a finding if the rollout steps are not a multiple of the sequence length.
 
-    A burn-in is too long if it is longer than a sequence.
+    Otherwise, yield a finding if the burn-in is longer than a sequence.
     """
     algorithm = case.config.algorithm
     steps = algorithm.rollout_steps
@@ -174,16 +177,16 @@ def _cut_sequences(case: PlacedJob) -> Iterator[Found]:
 
 
 def _sends_a_part(case: PlacedJob) -> bool:
-    """Return whether rollout has `enable_offload` and a sync sends it only a part of the weights."""
+    """Return whether rollout has `enable_offload` and a sync sends only a part of the weights to rollout."""
     config = case.config
     part = config.actor.sync.mode in _SOME_WEIGHTS
     return part and config.rollout.enable_offload and case.ranks("rollout") > 0
 
 
 def _sync_without_base(case: PlacedJob) -> Iterator[Found]:
-    """Yield findings about rollout ranks that leave their accelerators between syncs.
+    """Yield a finding if rollout leaves its accelerators between syncs. Only if a sync sends a part of the weights.
 
-    They lose the weights that a sync does not send.
+    Rollout would lose the weights that a sync does not send.
     """
     active = case.active
     away = [
@@ -209,7 +212,7 @@ RULES = (
 
 
 def _rollout_rows(case: PlacedJob) -> Iterator[Found]:
-    """Yield findings about rollout ranks with fewer rows of a stage group than other rollout ranks."""
+    """Yield a finding if some rollout ranks have fewer rows of a stage group than other rollout ranks."""
     groups = _groups(case)
     ranks = case.ranks("rollout")
     even = lcm(_block(case), ranks * groups)
@@ -217,7 +220,7 @@ def _rollout_rows(case: PlacedJob) -> Iterator[Found]:
 
 
 def _actor_rows(case: PlacedJob) -> Iterator[Found]:
-    """Yield findings about actor ranks with fewer rows than other actor ranks."""
+    """Yield a finding if some actor ranks have fewer rows than other actor ranks."""
     even = lcm(_block(case), case.ranks("actor"))
     yield from _uneven_shares(case, "actor", _envs(case), even)
 
@@ -225,9 +228,10 @@ def _actor_rows(case: PlacedJob) -> Iterator[Found]:
 def _uneven_shares(
     case: PlacedJob, component: str, rows: int, even: int
 ) -> Iterator[Found]:
-    """Yield findings about a number of rows that the ranks of a component cannot share evenly.
+    """Yield a finding if the ranks of a component cannot share the rows evenly.
 
-    `rows`: the rows that they share. `even`: each multiple of this number of environments can be shared evenly.
+    `rows`: number of rows that the ranks share. `even`: any multiple of this number of environments can be shared
+    evenly.
     """
     envs = _envs(case)
     ranks = case.ranks(component)
@@ -257,7 +261,7 @@ WARNINGS = (
 
 
 def _divided_policies(plan: Plan) -> Iterator[Found]:
-    """Yield findings about components with a parallel size above 1: a policy cannot be divided between ranks."""
+    """Yield a finding for each component with a parallel size above 1. A policy cannot be divided between ranks."""
     for component in plan.placement.components:
         spec = plan.placement.spec(component)
         yield from undivided(spec, error="whole-policies")

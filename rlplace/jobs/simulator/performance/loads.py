@@ -12,7 +12,7 @@ from rlplace.placement.flow import block_edges
 
 
 class SimulatorStages(Stages):
-    """Lower bounds of the work in each stage of a simulator job."""
+    """Lower bounds of the work of each component in each stage of a simulator job."""
 
     names = ("sync", "rollout", "learn")
     _config: Config
@@ -57,9 +57,10 @@ class SimulatorStages(Stages):
                 )
 
     def _rollout(self, mode: Mode, ranks: Mapping[str, int]) -> tuple[Loads, float]:
-        """Return the loads of env and rollout, and the seconds of the chain of work in which both wait for each other.
+        """Return the loads of env and rollout, and the seconds of their longest chain of dependent work.
 
-        The chain is a stage group's steps: observations, decision, actions, simulator step.
+        The chain is all steps of a stage group, one after the other: put observations, decide, put actions, step the
+        simulators. Env and rollout wait for each other in it. `ranks`: component -> number of ranks.
         """
         config = self._config
         run = "env.run/"
@@ -93,7 +94,10 @@ class SimulatorStages(Stages):
         around_answer = of(generate + "wait").plus(of(generate + "put"))
 
         def policy(shares: Sequence[int]) -> Cost:
-            """Return the least cost of the decisions for one step and stage group."""
+            """Return the least cost of a rollout rank's decisions for one step of one stage group.
+
+            `shares`: the number of rows in each request that the rank gets.
+            """
             if merges:
                 return self._least(
                     generate + "policy", min(shares), mode.groups * sum(shares)
@@ -156,9 +160,10 @@ class SimulatorStages(Stages):
 
 
 def shares_of(rows: int, sources: int, targets: int) -> Iterator[tuple[int, int, int]]:
-    """Yield (source rank, target rank, number of rows) for each transfer of `rows` rows, split as in `scatter_rows`.
+    """Yield (source rank, target rank, number of rows) for each transfer between two components.
 
-    `sources`, `targets`: the numbers of ranks.
+    The rows are cut into even, contiguous blocks, one for each of `sources` source ranks, and in the same way for
+    `targets` target ranks. A transfer carries the rows that a source block and a target block have in common.
     """
     blocks = [block_edges(rows, ranks) for ranks in (sources, targets)]
     at = [0, 0]

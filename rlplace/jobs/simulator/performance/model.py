@@ -70,9 +70,10 @@ class SimulatorPerformance(PerformanceModel):
     def counts(
         self, config: Config, parts: Mapping[str, Sequence[Part]]
     ) -> Mapping[str, float]:
-        """Return the share of the planned optimizer steps that were done before the KL limit ended learning.
+        """Return the measured share of the planned optimizer steps: `target_kl` may end learning before the last step.
 
-        Return an empty result if the config has no such limit. `parts`: cost name -> measured parts.
+        The result is empty if the config has no `target_kl`, or if no steps were measured. `parts`: cost name -> its
+        measured parts.
         """
         algorithm = config.algorithm
         steps = [part.laps for part in parts.get("actor.learn/step", ())]
@@ -133,10 +134,10 @@ class SimulatorPerformance(PerformanceModel):
         return {"rollout.pipeline_stage_num": mode.groups}
 
     def sizes(self, space: Space, mode: Mode) -> dict[str, tuple[Size, ...]]:
-        """Return component -> its possible sizes: numbers of ranks that divide the rows, on one accelerator each.
+        """Return component -> the sizes that a search tries: numbers of ranks that divide the rows evenly.
 
-        A component that the search may not change has its present size. Every component has no size if the mode is
-        impossible.
+        Each rank has one accelerator. A component that the search may not change has its present size only. If the
+        mode's number of stage groups is impossible, the sequences of sizes are empty.
         """
         config: Config = space.config
         rows = config.simulator_env.total_num_envs
@@ -182,7 +183,7 @@ def _is(call: RankCall, component: str, method: str) -> bool:
 
 
 def _simulator(config: Config) -> str:
-    """Return a text that names a simulator and all settings that affect the seconds of its steps."""
+    """Return a text with the simulator's name and all settings that affect the seconds of a step."""
     env = config.simulator_env
     words = [env.kind, env.id or "", *_given(env.kwargs)]
     for wrapper in env.wrappers:

@@ -65,7 +65,7 @@ class EnvRank(SimulatorRank):
         return watch.metrics("env")
 
     def _decision(self, rows: int) -> Cost:
-        """Return the cost of a decision for `rows` rows that is made in this rank's thread."""
+        """Return the cost of the policy's decision for `rows` rows, if it is computed in this env rank's thread."""
         return self.costs.of(
             self.costs.known("rollout.generate", "policy", cold=False), rows
         )

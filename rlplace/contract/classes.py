@@ -18,7 +18,7 @@ FILLED = {"iteration": ITERATION, "index": ITERATION, "version": VERSION}
 def arguments_of(job: Job) -> dict[tuple[str, str], tuple[str, ...]]:
     """Return (component, method) -> arguments of the call, for every method that a stage of the job calls.
 
-    Each argument is the constant `ITERATION` or `VERSION`, which says which number the call passes.
+    Each argument is a constant: `ITERATION` stands for the iteration number, `VERSION` for the policy version.
     """
     found: dict[tuple[str, str], tuple[str, ...]] = {}
     for stage in job.stages:
@@ -32,7 +32,10 @@ def arguments_of(job: Job) -> dict[tuple[str, str], tuple[str, ...]]:
 
 
 def with_state(job: Job) -> tuple[str, ...]:
-    """Return the names of the components whose worker class defines `save_state`, in the order of `job.components`."""
+    """Return the names of the components with saved state, in the order of `job.components`.
+
+    The worker class of such a component defines `save_state`.
+    """
     return tuple(
         name for name, worker in job.components.items() if defines(worker, "save_state")
     )
@@ -59,7 +62,7 @@ def training_stages(job: Job) -> tuple[str, ...]:
 
 
 def defines(worker: type, method: str) -> bool:
-    """Return whether the class `worker` has its own version of a method of `Worker`.
+    """Return whether the class `worker` overrides a method of `Worker`, in its own body or in a base class.
 
     `method`: the name of the method.
     """
@@ -75,10 +78,10 @@ def _parameters(function: Any) -> list[inspect.Parameter]:
 
 
 def _filled(function: Any) -> tuple[str, ...]:
-    """Return the numbers that a stage passes for the first parameters of a method: `ITERATION` or `VERSION` for each.
+    """Return the arguments that a stage passes to a method: `ITERATION` or `VERSION` for each leading parameter.
 
-    `function`: the method. The result ends before the first parameter for which a stage has no number, or that is
-    keyword-only.
+    `function`: the method. A parameter is filled in if it is called `iteration`, `index` or `version`. The result ends
+    before the first parameter that has another name or is keyword-only.
     """
     found = []
     for parameter in _parameters(function):
@@ -89,9 +92,9 @@ def _filled(function: Any) -> tuple[str, ...]:
 
 
 def unfilled(function: Any) -> list[str]:
-    """Return the names of the required parameters of a method for which a stage passes no argument.
+    """Return the names of a method's required parameters that a stage cannot fill in.
 
-    `function`: the method.
+    `function`: the method. A stage fills in parameters called `iteration`, `index` or `version`.
     """
     variadic = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
     filled = len(_filled(function))
@@ -103,9 +106,9 @@ def unfilled(function: Any) -> list[str]:
 
 
 def own_methods(worker: type) -> list[str]:
-    """Return the names of the public methods that a custom worker class adds to `Worker`, inherited ones included.
+    """Return the names of all public methods of a custom worker class that `Worker` does not have.
 
-    `push_weights` and `pull_weights` are left out.
+    The methods `push_weights` and `pull_weights` are left out.
     """
     from rlplace.workers.worker import Worker
 

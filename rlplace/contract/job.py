@@ -69,8 +69,8 @@ class Job:
     """A job: which components run, in which stages, and what the job saves and shows.
 
     `components`: name -> worker class. `stages`: in the order of an iteration. `channels`: queues between components.
-    `name`: name of the folder that holds the job's runs. `score`: name of the metric that rates an iteration; "" for
-    none.
+    `name`: name of the folder that holds the job's runs. `score`: name of the metric that measures the success of an
+    iteration, such as a mean return; "": the job has no such metric.
     """
 
     def __init__(
@@ -95,22 +95,22 @@ class Job:
     def read(
         self, mapping: Mapping[str, Any], sources: Mapping[str, Source]
     ) -> tuple[Any | None, list[Problem]]:
-        """Return the job's config and every problem of it; the config is None if it cannot be read.
+        """Return (config, all problems of the config). The config is None if it cannot be read.
 
-        `mapping`: the config as keys and values. `sources`: key -> file and line of its value.
+        `mapping`: the config as keys and values. `sources`: config key -> file and line in which its value is set.
         """
         config, problems = read_open_config(mapping, self, self.components, sources)
         return config, [*rules.of_job(self, _settings(config)), *problems]
 
     def completed(self, config: Any, sources: Mapping[str, Source]) -> Any:
-        """Return the config completed with the content of the files that the config names. Raises ConfigError.
+        """Return the config, completed with the content of files that the config names, such as a model's config.json.
 
-        `sources`: key -> file and line of its value.
+        `sources`: config key -> file and line in which its value is set. Raises ConfigError.
         """
         return config
 
     def key_of(self, config: Any, component: str) -> str:
-        """Return the config key of a component's block."""
+        """Return the config key under which the settings of a component are, such as "reward.math"."""
         return component
 
     # ── its plan ─────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -120,7 +120,7 @@ class Job:
         return needs_of_stages(self.stages)
 
     def leaving(self, config: Any) -> Collection[str]:
-        """Return the components with `enable_offload`, which leave accelerators that other components need."""
+        """Return the components with `enable_offload`: they leave their accelerators if other components need them."""
         blocks: Mapping[str, Any] = config.components
         return [name for name, block in blocks.items() if block.enable_offload]
 
@@ -129,7 +129,8 @@ class Job:
     ) -> Plan:
         """Return the plan of a run: placement, residency by stage, channels and weight deliveries.
 
-        Raises PlacementError. `topology`: the machines. `sources`: key -> file and line of its value, for errors.
+        `topology`: the machines. `sources`: config key -> file and line in which its value is set, for errors. Raises
+        PlacementError.
         """
         plan = plan_components(
             config.cluster,
@@ -162,37 +163,37 @@ class Job:
         build: bool = False,
         known: Any = None,
     ) -> MemoryCase:
-        """Return the memory case of a plan: the bytes of every component, declared, measured or unknown.
+        """Return the inputs of a plan's memory proof: the bytes of every component, declared, measured or unknown.
 
-        `measured`: component -> residency -> bytes on accelerators that an earlier run measured; None: nothing was
-        measured. `build`: whether an object that the config names, such as a simulator, may be created to learn its
-        sizes. `known`: information from such an object; None if no such object exists yet.
+        `measured`: component -> residency -> bytes per accelerator, as an earlier run measured them; None: nothing was
+        measured. `build`: whether the method may create an object that the config names, such as a simulator, to find
+        out sizes. `known`: information from such an object if the caller has it, such as the spaces of the simulator.
         """
         return memory_of(config, plan, measured or {})
 
     def counts(self, config: Any, plan: Plan) -> tuple[Count, ...]:
-        """Return numbers that the plan shows and that follow from the config, each with the reason for its value."""
+        """Return numbers to show with the plan, such as samples for each rank, each with the reason for its value."""
         return ()
 
     # ── its checks ───────────────────────────────────────────────────────────────────────────────────────────────────
 
     def environment_problems(self, config: Any) -> Iterable[Problem]:
-        """Return the problems of things that the config names, such as an environment, for any placement."""
+        """Return the problems of objects that the config names, such as an environment, whatever the placement is."""
         return ()
 
     def plan_problems(self, config: Any, plan: Plan) -> Iterable[Problem]:
-        """Return the problems that a run of the plan would have on any machine."""
+        """Return the problems for which a run of the plan would fail on any machine."""
         case = rules.PlannedJob(components=self.components, config=config, plan=plan)
         return broken(rules.PLANNED, case)
 
     def launch_problems(self, config: Any, plan: Plan) -> Iterable[Problem]:
-        """Return a problem for each thing, such as a library, that a run of the plan needs and this machine lacks."""
+        """Return a problem for each library or file that a run of the plan needs but this machine does not have."""
         return ()
 
     def dry_run_problems(self, config: Any, plan: Plan) -> Iterable[Problem]:
-        """Create the objects that the driver needs before the workers start, and return the problems of doing so.
+        """Create the objects that the driver would create before the workers start. Return the problems of doing so.
 
-        A dry run calls this method.
+        A dry run calls this method, to find problems that only the creation shows.
         """
         return ()
 
@@ -203,16 +204,22 @@ class Job:
         return self.components
 
     def arguments(self, config: Any, plan: Plan, case: MemoryCase) -> Mapping[str, Any]:
-        """Return component -> the value that its workers get as `config`. `case`: the plan's memory case."""
+        """Return component -> the value that its workers get as `config`.
+
+        `case`: the inputs of the plan's memory proof.
+        """
         open_config: OpenConfig = config
         return {name: open_config.settings.get(name, {}) for name in self.components}
 
     def variables(self, config: Any) -> Collection[str]:
-        """Return the names of environment variables that workers get from this process, besides `cluster.env_vars`."""
+        """Return the names of environment variables that workers get from this process, besides `cluster.env_vars`.
+
+        The value of each variable is copied from the driver to all workers.
+        """
         return ()
 
     def facts(self, config: Any, plan: Plan) -> JobFacts:
-        """Return what every worker is told besides its config: the ranks of each component, and the weight syncs."""
+        """Return the number of ranks of each component, and the weight syncs. Every worker gets this information."""
         return facts_of(
             plan.placement,
             weights=weight_pairs(self.stages),
@@ -220,9 +227,9 @@ class Job:
         )
 
     def work(self, config: Any, needs: Needs) -> Work:
-        """Return the calls of worker methods that one iteration makes, by stage.
+        """Return the calls of worker methods in each stage of an iteration.
 
-        `needs`: the result of the method `needs`.
+        `needs`: the result of the method `needs` for this config.
         """
         arguments = classes.arguments_of(self)
         stages = {s.name: steps_of_stage(s, arguments) for s in self.stages}
@@ -233,12 +240,12 @@ class Job:
         )
 
     def measures(self, config: Any) -> Measures:
-        """Return the names of the metrics that the summary of a run uses."""
+        """Return the names of the metrics from which the summary of a run is made."""
         name = self.score.rpartition("/")[2]
         return Measures(score=self.score, score_name=name, steps="iterations")
 
     def console(self, config: Any, plan: Plan) -> Console:
-        """Return the columns that the console shows during a run."""
+        """Return the columns of the table that a run prints, with one line for each iteration."""
         columns = []
         if self.score:
             columns.append(Column(self.score.rpartition("/")[2], self.score, ".3f", 10))
@@ -250,7 +257,7 @@ class Job:
         return Console("", tuple(columns))
 
     def evaluates_every(self, config: Any) -> int:
-        """Return the number of iterations from one evaluation on held-out data to the next; 0: no evaluation."""
+        """Return after how many iterations the run evaluates on held-out data, again and again; 0: never."""
         return 0
 
     def count(self, config: Any, progress: Progress, numbers: dict[str, float]) -> None:
@@ -277,65 +284,68 @@ class Job:
         return found
 
     def replaceable(self, config: Any, plan: Plan) -> Collection[str]:
-        """Return the names of the components without saved state.
+        """Return the names of the components with ranks that can be replaced without loading state.
 
         If a rank of such a component is lost, the rank is replaced and the iteration is repeated.
         """
         return [c for c in self.components if c not in self.stateful(config, plan)]
 
     def replaced_by_going_back(self, config: Any, plan: Plan) -> Collection[str]:
-        """Return those components of `replaceable` for which the run must return to a checkpoint.
+        """Return the components, out of `replaceable`, for which a lost rank takes the run back to a checkpoint.
 
-        If a rank of such a component is lost, the rank is replaced and the run continues from the newest checkpoint.
+        If a rank of such a component is lost, the rank is replaced and the run continues from its newest checkpoint.
         """
         return ()
 
     def performance_model(self) -> Any | None:
-        """Return the `foresight.model.PerformanceModel` that predicts the job's seconds; None: the default model."""
+        """Return the `foresight.model.PerformanceModel` that predicts the seconds of the job; None: use the default."""
         return None
 
     # ── what it leaves ───────────────────────────────────────────────────────────────────────────────────────────────
 
     def stateful(self, config: Any, plan: Plan) -> tuple[str, ...]:
-        """Return the names of the components whose state outlives an iteration.
-
-        Checkpoints save and load their state.
-        """
+        """Return the names of the components with state that checkpoints save and load."""
         return classes.with_state(self)
 
     def optional_state(self) -> Collection[str]:
-        """Return the names of the components whose state a checkpoint may lack. Such a component then starts anew."""
+        """Return the names of the components, out of `stateful`, that may be missing in a checkpoint.
+
+        A component that is missing in the checkpoint of a resumed run starts without loading state.
+        """
         return ()
 
     def loaded_text(self, numbers: Mapping[str, float], kept: Collection[str]) -> str:
-        """Return a text about the state that the workers could not load and that starts anew; "" if all was loaded.
+        """Return a text about state that could not be loaded, such as unfinished episodes; "" if all was loaded.
 
-        `numbers`: metrics that the workers returned from loading. `kept`: components whose state was loaded.
+        `numbers`: metrics that the workers returned from loading. `kept`: the components that have loaded state.
         """
         return ""
 
     def divided(self) -> Mapping[str, str]:
-        """Return component -> a phrase that says what is divided among its ranks, such as "prompts are dealt to".
+        """Return component -> a phrase for what its ranks divide among them, such as "prompts are dealt to".
 
-        The result has the components whose number of ranks influences how a run continues from a checkpoint.
+        Only the listed components matter when a run resumes with new numbers of ranks: they affect how it continues.
         """
         return dict.fromkeys(classes.with_state(self), "state is loaded by")
 
     def resume_notes(self, config: Any, changed: Collection[str]) -> list[str]:
         """Return lines of text about the effect of changed config keys on a resumed run.
 
-        `config`: the new config. `changed`: the keys whose values differ from those of the checkpoint.
+        `config`: the new config. `changed`: the keys with values that differ from the values in the checkpoint.
         """
         return []
 
     def last_line(self, run: Path) -> str:
-        """Return the last line that a run prints, which says how to use its folder. `run`: the folder."""
+        """Return the last line that a run prints: how to use the run's folder, for example to resume.
+
+        `run`: the folder of the run.
+        """
         if not folders_of(run):
             return f"files      {run}: there is no checkpoint to go on with"
         return f"go on      resume={shlex.quote(str(run))}"
 
     def saved_models(self, config: Any, plan: Plan, folder: Path) -> Mapping[str, Path]:
-        """Return component -> path at which its model is saved at the end of a run. `folder`: the folder of the run."""
+        """Return component -> path to which its model is written at the end of a run. `folder`: the run's folder."""
         return {}
 
     def evaluate(self, trained: Trained, request: EvaluationRequest) -> Evaluation:
@@ -349,9 +359,10 @@ class Job:
         )
 
     def export(self, trained: Trained, request: ExportRequest) -> None:
-        """Write trained weights in a form for other programs.
+        """Write trained weights in a format that other programs can read.
 
-        Raises ConfigError if the job cannot export, and OutputError.
+        `request`: the settings of the export. Raises ConfigError if the job does not support exports, and OutputError
+        if the output cannot be written.
         """
         raise config_error(
             "not-exported", request.key, str(trained.folder), error="job", job=self.name
@@ -360,8 +371,8 @@ class Job:
     def load_policy(self, trained: Trained, *, seed: int, key: str) -> Any:
         """Return a trained policy as an object that chooses actions.
 
-        `seed`: seed of sampled actions. `key`: the argument that a ConfigError is about. Raises ConfigError if the job
-        has no such policy.
+        `seed`: seed of sampled actions. `key`: name of the user's argument, for the error. Raises ConfigError if
+        policies of this job cannot be loaded as such an object.
         """
         raise config_error(
             "not-loaded", key, str(trained.folder), error="job", job=self.name
@@ -369,7 +380,7 @@ class Job:
 
 
 def _settings(config: OpenConfig | None) -> Mapping[str, Any]:
-    """Return component -> the settings in its block of the config; an empty mapping if `config` is None."""
+    """Return component -> the settings in its config block that its workers get; empty if `config` is None."""
     if config is None:
         return {}
     return config.settings

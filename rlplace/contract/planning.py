@@ -1,4 +1,4 @@
-"""Plan any job and count its memory; the job of the config gives the answers."""
+"""Make the plan and the memory proof of any job, by the methods of the job; and the defaults of these methods."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ def make_plan(
     topology: Topology,
     sources: Mapping[str, Source] | None = None,
 ) -> Plan:
-    """Return the plan of the job that the config belongs to. Raises PlacementError with all problems.
+    """Return the plan for a config, made by the config's job. Raises PlacementError with all problems.
 
-    `sources`: key path -> file and line of its value, for errors.
+    `topology`: the machines. `sources`: config key -> file and line in which its value is set, for errors.
     """
     return job_of(config).plan(config, topology, sources or {})
 
@@ -45,11 +45,11 @@ def memory_case(
     known: Any = None,
     measured: Measurements | None = None,
 ) -> MemoryCase:
-    """Return the memory case of a plan; its method `ledger()` gives the bytes that a run takes.
+    """Return the inputs of a plan's memory proof. The method `ledger()` of the result computes the proof.
 
-    `known`: information from an object that the config names, such as the spaces of a simulator; None if no such object
-    exists yet. `measured`: component -> residency -> bytes on accelerators that an earlier run measured. Raises
-    ConfigError and PlacementError.
+    `known`: information from an object that the config names, such as the spaces of a simulator; None: there is no such
+    object, or it was not created yet. `measured`: component -> residency -> bytes per accelerator, as an earlier run
+    measured them. Raises ConfigError and PlacementError.
     """
     return job_of(config).memory(config, plan, measured, known=known)
 
@@ -58,16 +58,16 @@ def memory_case(
 
 
 def check_placed(components: Mapping[str, Any], placed: Placed) -> Iterator[Problem]:
-    """Yield the problems of a placement of custom components: wrong names, and more ranks than a class allows.
+    """Yield the problems of a custom job's placement: wrong component names, and more ranks than a class allows.
 
-    `components`: name -> worker class.
+    `components`: name -> worker class. `placed`: the placement.
     """
     yield from broken(names.RULES, placed)
     yield from broken(PLACED, PlacedJob(components=components, placed=placed))
 
 
 def waste_of(placed: Placed) -> Iterator[Problem]:
-    """Yield warnings about accelerators that no component uses, and about machines that cannot exist."""
+    """Yield warnings about accelerators that no component uses, and about machines that cannot exist as described."""
     yield from broken(waste.WARNINGS, placed)
     yield from broken(machines.WARNINGS, placed.cluster)
 
@@ -75,7 +75,7 @@ def waste_of(placed: Placed) -> Iterator[Problem]:
 def channels_of(
     channels: Sequence[Channel], placement: HybridComponentPlacement
 ) -> tuple[ChannelPlan, ...]:
-    """Return the plans of the declared channels. A channel with an end that is not placed is left out."""
+    """Return the plans of the declared channels. Channels from or to a component that is not placed are left out."""
     placed = placement.components
     there = [c for c in channels if c.source in placed and c.target in placed]
     return tuple(_channel_of(channel, placement) for channel in there)
@@ -94,7 +94,7 @@ def _channel_of(channel: Channel, placement: HybridComponentPlacement) -> Channe
 
 
 def weight_pairs(stages: Sequence[Stage]) -> list[tuple[str, str]]:
-    """Return the (source, target) pairs of components that sync weights in these stages, without repetition."""
+    """Return each (source, target) pair of components for which a stage has a weight transfer, once."""
     pairs: dict[tuple[str, str], None] = {}
     for stage in stages:
         for transfer in stage.transfers:
@@ -104,10 +104,10 @@ def weight_pairs(stages: Sequence[Stage]) -> list[tuple[str, str]]:
 
 
 def memory_of(config: OpenConfig, plan: Plan, measured: Measurements) -> MemoryCase:
-    """Return the memory case of a job whose components declare their memory.
+    """Return the inputs of the memory proof of a custom job, with the memory that the config declares.
 
-    `measured`: component -> residency -> bytes on accelerators that an earlier run measured; they replace a missing
-    declaration.
+    `measured`: component -> residency -> bytes per accelerator, as an earlier run measured them. They are used for
+    components without declared bytes on accelerators.
     """
     demands: dict[str, Demand] = {}
     unknown: list[str] = []
@@ -158,7 +158,7 @@ def _as_measured(
 
 
 def _notes(config: OpenConfig, plan: Plan, measured: Measurements) -> Iterator[str]:
-    """Yield a line of text for each component with unknown memory, which says how to make its memory known."""
+    """Yield a line of text for each component with unknown memory. The line says how to declare or measure it."""
     for component in plan.placement.components:
         declared = config.components[component].memory
         if not plan.placement.accelerators(component):

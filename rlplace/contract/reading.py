@@ -15,10 +15,10 @@ from rlplace.errors import ConfigError, Problem, Source, did_you_mean, source_of
 def try_job(
     mapping: Mapping[str, Any], sources: Mapping[str, Source]
 ) -> tuple[Any | None, list[Problem]]:
-    """Return the config, read with the schema of its job, and every problem of it; None if the config cannot be read.
+    """Read a config with the schema of its job. Return (config, all problems); the config is None if it is unreadable.
 
-    `mapping`: the config as keys and values. `sources`: key -> file and line of its value. Raises ConfigError if the
-    job itself is not found.
+    `mapping`: the config as keys and values. `sources`: config key -> file and line in which its value is set. Raises
+    ConfigError if the config's job cannot be found.
     """
     own = named_job(mapping, sources)
     if own is not None:
@@ -55,7 +55,7 @@ def try_job(
 
 
 def _misspelt_job(mapping: Mapping[str, Any]) -> str | None:
-    """Return the key that is probably a misspelt `job`; None if there is no such key."""
+    """Return the config key that is probably meant as `job` but misspelt; None if there is no such key."""
     if JOB in mapping:
         return None
     for key, value in mapping.items():
@@ -66,7 +66,7 @@ def _misspelt_job(mapping: Mapping[str, Any]) -> str | None:
 
 
 def read_job(mapping: Mapping[str, Any]) -> Any:
-    """Return the config, read with the schema of its job. Raises ConfigError with all problems."""
+    """Read a config with the schema of its job, and return it. Raises ConfigError with all problems."""
     config, problems = try_job(mapping, {})
     if config is None or problems:
         raise ConfigError(problems)

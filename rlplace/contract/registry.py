@@ -1,7 +1,7 @@
-"""Find the job of a config: one that comes with the engine, by its name, or one of the user's own.
+"""Find the job of a config: a shipped job by its name, or a custom job by its Python name.
 
-job: simulator                      one that comes with the engine; also without the key, by the config's blocks
-job: my_package.my_job:job          a Job of the user's, or a class of one
+job: simulator                      a shipped job; without the key `job`, the config's blocks decide which one
+job: my_package.my_job:job          a custom job: a Job object, or a subclass of Job
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ SHIPPED = {
 
 
 def job_of(config: Any) -> Job:
-    """Return the job that a config belongs to."""
+    """Return the job of a config that was read: the custom job in it, or the shipped job that it names."""
     if isinstance(config, OpenConfig):
         job: Job = config.job
         return job
@@ -36,7 +36,7 @@ def job_of(config: Any) -> Job:
 
 
 def shipped_job(name: str) -> Job:
-    """Return the job of this name that comes with the engine."""
+    """Return the shipped job called `name`: "simulator" or "language_model"."""
     module, _, attribute = SHIPPED[name].partition(":")
     made: Job = getattr(importlib.import_module(module), attribute)()
     return made
@@ -45,7 +45,8 @@ def shipped_job(name: str) -> Job:
 def named_job(mapping: Mapping[str, Any], sources: Mapping[str, Source]) -> Job | None:
     """Return the custom job that the key `job` of a config names; None without this key, or for a shipped job.
 
-    Raises ConfigError if the job cannot be imported, or is not a Job.
+    `mapping`: the config as keys and values. `sources`: config key -> file and line in which its value is set. Raises
+    ConfigError if the job cannot be imported, or is not a Job.
     """
     from rlplace.contract.job import Job
 
@@ -86,7 +87,7 @@ def named_job(mapping: Mapping[str, Any], sources: Mapping[str, Source]) -> Job 
 
 
 def _made(kind: type[Job], text: str, sources: Mapping[str, Source]) -> Job:
-    """Return a job made from the class `kind`. Raises ConfigError if the class's constructor needs arguments.
+    """Return an object of the class `kind`. Raises ConfigError if the class's constructor needs arguments.
 
     `text`: the value of the config key `job`, for the error.
     """
@@ -108,7 +109,7 @@ def _made(kind: type[Job], text: str, sources: Mapping[str, Source]) -> Job:
 
 
 def saved_mapping(mapping: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a copy of a config as a run saves it: a `job` that is a Python object is replaced by its name."""
+    """Return a copy of a config to be saved by a run: a Python object under the key `job` is replaced by its name."""
     saved = dict(mapping)
     if JOB in saved and not isinstance(saved[JOB], str):
         saved[JOB] = _name_of(saved[JOB])
@@ -116,9 +117,9 @@ def saved_mapping(mapping: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _name_of(job: Job) -> str:
-    """Return "module:name" of a job object, as the config key `job` takes it.
+    """Return the value of the config key `job` that names a job object: "module:name".
 
-    If the running script defines the job, the module is the file name of the script without its suffix.
+    If the running script defines the job, the module is the script's file name without the suffix.
     """
     for module in list(sys.modules.values()):
         for name, value in list(vars(module).items()):
@@ -134,7 +135,10 @@ def _name_of(job: Job) -> str:
 
 
 def with_job_of(saved: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a copy of a saved config. If the key `job` of the config `now` is an object, the copy gets this object."""
+    """Return a copy of a saved config, with the job of the config `now` if that job was given as a Python object.
+
+    If `now` has no `job`, or only its name, the copy is equal to `saved`.
+    """
     mapping = dict(saved)
     if JOB in now and not isinstance(now[JOB], str):
         mapping[JOB] = now[JOB]
@@ -142,9 +146,9 @@ def with_job_of(saved: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, A
 
 
 def _look_beside(source: Source | None) -> None:
-    """Append the folder of a config file to Python's module search path.
+    """Append the folder of a config file to Python's module search path, `sys.path`.
 
-    `source`: a place in the config file. Do nothing if `source` is None, or is not in a file.
+    `source`: file and line of a config value. If `source` is None, or not in a file, nothing is appended.
     """
     if source is None or not Path(source.file).is_file():
         return
@@ -154,7 +158,7 @@ def _look_beside(source: Source | None) -> None:
 
 
 def _imported(text: str, sources: Mapping[str, Source]) -> Any:
-    """Return the Python object that `text` ("module:name") names. Raises ConfigError if it cannot be imported."""
+    """Import and return the object that `text` ("module:name") names. Raises ConfigError if this is not possible."""
     from rlplace.contract.job import Job
 
     module, _, attribute = text.partition(":")

@@ -10,30 +10,43 @@ from typing import Any
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class EvaluationRequest:
-    """The settings of an evaluation. `key`: the command-line argument that names the policy, for errors."""
+    """The settings of an evaluation.
+
+    `key`: the command-line argument that names the policy, for errors. `episodes`: number of episodes, or of prompts;
+    None: the job's usual number. `deterministic`: whether to take the most probable action instead of a sample.
+    `longest`: most steps of an episode. `video`: file for a video; None: no video. `transcripts`: file for the answers
+    of a language model; None: the default file.
+    """
 
     key: str
-    episodes: int | None  # number of episodes; None: the job's usual number
+    episodes: int | None
     seed: int
     deterministic: bool
-    longest: int  # most steps of an episode
+    longest: int
     video: Path | None
     transcripts: Path | None
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Evaluation:
-    """The result of an evaluation, for a JSON file and for the screen."""
+    """The result of an evaluation, in two forms.
 
-    report: Mapping[str, Any]  # as values for JSON
-    rows: Sequence[tuple[str, str]]  # as text lines: (heading, text)
+    `report`: key -> value, for a JSON file. `rows`: (heading, text) of each line, for the screen.
+    """
+
+    report: Mapping[str, Any]
+    rows: Sequence[tuple[str, str]]
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class ExportRequest:
-    """The settings of an export. `key`: the command-line argument that names the checkpoint, for errors."""
+    """The settings of an export.
+
+    `key`: the command-line argument that names the checkpoint, for errors. `out`: the file or folder to write.
+    `component`: the component with the weights. `average`: whether to export the moving average (EMA) of the weights.
+    """
 
     key: str
     out: Path
     component: str
-    average: bool  # whether to export the moving average (EMA) of the weights
+    average: bool

@@ -1,4 +1,7 @@
-"""Rules of a declared job, before anything starts: its components, stages and channels."""
+"""Rules of a custom job, checked before anything starts: its components, stages and channels.
+
+A rule yields a `Found` for each violation: the wrong key and value, and the facts for the error text.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +28,7 @@ Named = TypeVar("Named", Stage, Channel)
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class JobStage:
-    """A stage together with its job: the argument of the rules about a single stage."""
+    """A stage and its job: the argument of the rules about a single stage."""
 
     job: Job
     stage: Stage
@@ -36,16 +39,16 @@ class JobStage:
 
     @property
     def parts(self) -> Iterator[Part]:
-        """The parts of the stage, without weight transfers and without parts of components that the job lacks."""
+        """The parts of the stage, without weight transfers. Parts of components that the job lacks are left out."""
         for part in self.stage.parts:
             if isinstance(part, Part) and part.component in self.job.components:
                 yield part
 
 
 def of_job(job: Job, settings: Mapping[str, Mapping[str, Any]]) -> Iterator[Problem]:
-    """Yield every problem of a job's components, stages and channels.
+    """Yield every problem of a custom job's components, stages and channels.
 
-    `settings`: component -> the keys of its config block that its workers get.
+    `settings`: component -> the part of its config block that its workers get, as keys and values.
     """
     yield from broken(_COMPONENTS, job)
     for name, kind in job.components.items():
@@ -94,7 +97,7 @@ def _not_workers(job: Job) -> Iterator[Found]:
 
 
 def _half_of_state(job: Job) -> Iterator[Found]:
-    """Yield a Found for each component whose worker class saves its state but cannot load it, or the reverse."""
+    """Yield a Found for each component that can save its state but not load it, or load it but not save it."""
     for name, kind in job.components.items():
         if not _is_worker(kind):
             continue
@@ -114,7 +117,10 @@ def _half_of_state(job: Job) -> Iterator[Found]:
 
 
 def _no_most_ranks(job: Job) -> Iterator[Found]:
-    """Yield a Found for each component whose worker class has a wrong `most_ranks`: not None, not a number above 0."""
+    """Yield a Found for each component with a wrong `most_ranks` in its worker class.
+
+    The value has to be None or an integer of at least 1.
+    """
     for name, kind in job.components.items():
         if _is_worker(kind) and not _allows(kind.most_ranks):
             yield Found(
@@ -126,7 +132,7 @@ def _no_most_ranks(job: Job) -> Iterator[Found]:
 
 
 def _allows(most: object) -> bool:
-    """Return whether `most` is a valid greatest number of ranks of a worker class; None means no limit."""
+    """Return whether `most` is a valid `most_ranks`: None (no limit), or an integer of at least 1."""
     return most is None or (isinstance(most, int) and most >= 1)
 
 
@@ -139,9 +145,10 @@ _COMPONENTS = (
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Constructed:
-    """A component with its worker class, as rules about the constructor of the class take them.
+    """A component and its worker class: the argument of the rules about the constructor of the class.
 
-    `name`: name of the component. `kind`: worker class. `keys`: keys and values of the component's config block.
+    `name`: name of the component. `kind`: worker class. `keys`: the part of the component's config block that its
+    workers get, as keys and values.
     """
 
     name: str
@@ -150,7 +157,7 @@ class Constructed:
 
 
 def _unknown_arguments(case: Constructed) -> Iterator[Found]:
-    """Yield one Found if the constructor of the worker class needs arguments that rlplace does not give."""
+    """Yield one Found if the worker class's constructor needs arguments that rlplace does not pass."""
     wrong = unknown_arguments(case.kind, case.keys)
     if not wrong:
         return
@@ -180,7 +187,7 @@ def _no_stages(job: Job) -> Iterator[Found]:
 
 
 def _equal_stages(job: Job) -> Iterator[Found]:
-    """Yield a Found for each name that several stages of the job have."""
+    """Yield one Found for each stage name that is used more than once in the job."""
     for stage in _repeated(job.stages):
         name = stage.name
         yield Found(
@@ -189,9 +196,9 @@ def _equal_stages(job: Job) -> Iterator[Found]:
 
 
 def _repeated(things: Iterable[Named]) -> list[Named]:
-    """Return the second stage (or channel) of each name that several stages (or channels) have.
+    """Return the second stage (or channel) for each name that is used more than once.
 
-    `things`: all stages, or all channels, of a job.
+    `things`: all stages of a job, or all channels.
     """
     seen: dict[str, int] = {}
     found = []
@@ -209,7 +216,7 @@ _STAGES = (
 
 
 def _never_called(job: Job) -> Iterator[Found]:
-    """Yield a Found for each component that no stage names."""
+    """Yield a Found for each component of the job that is not named in any stage."""
     called = {component for stage in job.stages for component in stage.residency}
     for component in job.components:
         if component not in called:
@@ -221,7 +228,7 @@ def _never_called(job: Job) -> Iterator[Found]:
 
 
 def _sent_twice(job: Job) -> Iterator[Found]:
-    """Yield a Found for each further stage in which a component sends its weights, after the first of these stages."""
+    """Yield a Found for each stage that sends weights of a component which an earlier stage has sent already."""
     first: dict[str, Stage] = {}
     for stage in job.stages:
         for source in dict.fromkeys(transfer.source for transfer in stage.transfers):
@@ -324,7 +331,10 @@ def _missing_methods(case: JobStage) -> Iterator[Found]:
 
 
 def _unfilled_arguments(case: JobStage) -> Iterator[Found]:
-    """Yield a Found for each method of the stage that requires other arguments than those a stage can give it."""
+    """Yield a Found for each method with required parameters that a stage cannot fill in.
+
+    A stage fills in the iteration number and the policy version only.
+    """
     for part, method, kind in _called(case):
         function = getattr(kind, method, None)
         if not callable(function):
@@ -344,7 +354,7 @@ def _unfilled_arguments(case: JobStage) -> Iterator[Found]:
 
 
 def _called(case: JobStage) -> Iterator[tuple[Part, str, type]]:
-    """Yield each call of the stage as its part, the name of the method, and the class that should have the method."""
+    """Yield (part of the stage, name of the method, worker class) for each method call of the stage."""
     for part in case.parts:
         kind: Any = case.job.components[part.component]
         if isinstance(kind, type):
@@ -383,7 +393,7 @@ _STAGE = (
 
 
 def _equal_channels(job: Job) -> Iterator[Found]:
-    """Yield a Found for each name that several channels of the job have."""
+    """Yield one Found for each channel name that is used more than once in the job."""
     for channel in _repeated(job.channels):
         name = channel.name
         yield Found(
@@ -420,7 +430,7 @@ def _unknown_ends(job: Job) -> Iterator[Found]:
 
 
 def _without_room(job: Job) -> Iterator[Found]:
-    """Yield a Found for each channel whose `items` is less than 1."""
+    """Yield a Found for each channel with `items` below 1."""
     for channel in job.channels:
         if channel.items < 1:
             yield Found(
@@ -455,9 +465,9 @@ def _inline(case: PlannedJob) -> bool:
 
 
 def _ranks_as_threads(case: PlannedJob) -> Iterator[Found]:
-    """Yield a Found for each component with several ranks, each of which needs a separate process.
+    """Yield a Found for each component with several ranks of which each needs its own process.
 
-    The launcher `inline`, for which this rule is checked, makes all ranks threads of one process.
+    Only for the launcher `inline`, with which all ranks are threads of one process.
     """
     for component, kind in case.components.items():
         ranks = case.plan.placement.world_size(component)
@@ -492,7 +502,7 @@ def _more_ranks(case: PlacedJob) -> Iterator[Found]:
         kind: Any = case.components.get(component)
         if not _is_worker(kind) or kind.most_ranks is None:
             continue
-        # What is no number is told with the job.
+        # A wrong `most_ranks` is reported by `_no_most_ranks`.
         if not _allows(kind.most_ranks):
             continue
         spec = placement.spec(component)
@@ -508,10 +518,10 @@ def _more_ranks(case: PlacedJob) -> Iterator[Found]:
 
 
 def _with_ranks(spec: ComponentSpec, ranks: int) -> str:
-    """Return a placement text that gives a component `ranks` ranks, for a fix.
+    """Return a placement text with `ranks` ranks for a component, to be proposed as a fix.
 
-    The text names the first accelerators of the present placement `spec`; without accelerators, it places processes on
-    one node.
+    `spec`: the present placement. The text keeps its first accelerators. If it has no accelerators, the text places
+    all ranks as processes on one node.
     """
     numbers = [*spec.accelerators][:ranks]
     if numbers:

@@ -28,38 +28,42 @@ PULL = "pull_weights"
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Call:
-    """A method that every rank of a component runs once in a stage."""
+    """A call of a worker method: every rank of the component runs the method once in a stage.
+
+    `arguments`: the arguments in order: ITERATION is the iteration number, VERSION the policy version. `source`: a last
+    argument, the component from which weights are pulled; None: the call does not have this argument.
+    """
 
     component: str
     method: str
-    # Arguments of the call, in this order: the iteration number, the policy version, or both.
     arguments: tuple[str, ...] = (ITERATION,)
-    # The component whose weights are pulled, the last argument of the call. None: the call has no such argument.
     source: str | None = None
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Step:
-    """Calls that start together. The next step of the stage starts when all of these calls have ended."""
+    """Calls that start together. The next step of the stage starts when all calls of this step have ended.
+
+    `name`: the seconds of the step are the metric `time/<name>_s`; "": they count for the stage. `last_turn`: whether
+    the step runs only in the last sub-stage of its stage. `on_host`: whether the step uses no accelerator.
+    `metrics_of`: the components with results that are metrics of the iteration; None: all.
+    """
 
     calls: tuple[Call, ...]
-    # The metric time/<name>_s counts its seconds. Empty: they count for the stage.
     name: str = ""
-    # Whether the step runs only in the last sub-stage of its stage. If all components of the stage began in an earlier
-    # stage, the step runs at the end of that earlier stage.
+    # If all components of the stage began in an earlier stage, the step runs at the end of that earlier stage.
     last_turn: bool = False
-    # Uses no accelerator: residency does not matter, and no utilisation is recorded.
+    # If set, residency does not matter, and no utilisation is recorded.
     on_host: bool = False
-    # Components whose results are metrics of the iteration. None: all.
     metrics_of: tuple[str, ...] | None = None
 
     @property
     def sends_weights(self) -> bool:
-        """Whether receivers may still read the sender's weights after the calls have ended."""
+        """Whether the step pushes weights. Receivers may still read the sender's weights after the calls have ended."""
         return any(call.method == PUSH for call in self.calls)
 
     def within(self, components: Iterable[str]) -> Step:
-        """Return a copy of the step that has only the calls to these components."""
+        """Return a copy of the step with only the calls to the given components."""
         there = set(components)
         calls = tuple(call for call in self.calls if call.component in there)
         return dataclasses.replace(self, calls=calls)
@@ -67,23 +71,26 @@ class Step:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Work:
-    """All calls of an iteration. `stages`: stage -> its steps, in their order."""
+    """All calls of an iteration.
+
+    `stages`: stage -> its steps, in order. `trains`: the stages that change saved state. `evaluation`: the step that
+    evaluates the newest weights on held-out data; None: no evaluation. `evaluated_in`: the stage that starts with this
+    step. `collects`: whether methods may return values of any type, so that metrics are collected by separate calls.
+    """
 
     stages: Mapping[str, tuple[Step, ...]]
-    # Stages that change saved state. After the last of them there is a new policy version. A failure in them returns
-    # the run to its newest checkpoint.
+    # After the last of these stages there is a new policy version. A failure in one of them returns the run to its
+    # newest checkpoint.
     trains: tuple[str, ...]
-    # Step that evaluates the newest weights on held-out data; it runs first in stage `evaluated_in`.
     evaluation: Step | None = None
     evaluated_in: str = "rollout"
-    # Whether workers return results of any type and collect metrics separately.
     collects: bool = False
 
     def of(self, schedule: Schedule) -> dict[str, tuple[Step, ...]]:
         """Return stage -> its steps, for every stage and sub-stage of the schedule.
 
-        A step of a sub-stage has only the calls to components that are active in the sub-stage. A step that runs on the
-        host keeps all its calls.
+        In a sub-stage, a step keeps only the calls to components that work in the sub-stage. A step with `on_host`
+        keeps all its calls.
         """
         last = {base_stage(stage): stage for stage in schedule.stages}
         steps: dict[str, list[Step]] = {stage: [] for stage in schedule.stages}
@@ -111,20 +118,21 @@ class Work:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Part:
-    """What a stage says about one component: its residency, and the methods that its ranks run."""
+    """The part of a component in a stage: its residency, and the methods that its ranks run.
+
+    `scales`: (method, "ranks" or "constant") for each method: how its seconds depend on the number of ranks.
+    """
 
     component: str
     residency: Residency
     methods: tuple[str, ...] = ()
-    # (method, "ranks" or "constant"): how the seconds of the method scale with the number of ranks.
     scales: tuple[tuple[str, str], ...] = ()
 
     def calls(self, *methods: str, scales: str = RANKS) -> Part:
-        """Return a copy of the part with more methods.
+        """Return a copy of the part with further methods: each rank runs all methods of the part in order.
 
-        Each rank of the component runs the methods one after the other in the stage. `scales`: how the predicted
-        seconds of a call depend on the number of ranks. "ranks": the ranks share the work, so twice as many ranks need
-        half the time. "constant": the time is the same for any number of ranks.
+        `scales`: how the predicted seconds of these methods depend on the number of ranks. "ranks": the ranks share the
+        work, so twice as many ranks need half the time. "constant": any number of ranks needs the same time.
         """
         declared = tuple((method, scales) for method in methods)
         return dataclasses.replace(
@@ -134,45 +142,46 @@ class Part:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Transfer:
-    """A sync of weights from one component to others."""
+    """A sync of weights from the component `source` to each component in `targets`."""
 
     source: str
     targets: tuple[str, ...]
 
 
 def full(component: str) -> Part:
-    """Return a part of a stage that has everything of the component on its accelerators."""
+    """Return the part of a component in a stage, with all memory of the component on its accelerators."""
     return Part(component, Residency.FULL)
 
 
 def loaded(component: str) -> Part:
-    """Return a part of a stage that has the component's weights, and nothing else of it, on its accelerators."""
+    """Return the part of a component in a stage, with only the component's weights on its accelerators."""
     return Part(component, Residency.WEIGHTS)
 
 
 def on_host(component: str) -> Part:
-    """Return a part of a stage that has nothing of the component on accelerators."""
+    """Return the part of a component in a stage, with no memory of the component on accelerators."""
     return Part(component, Residency.OFF)
 
 
 def weights(source: str, to: str | Sequence[str]) -> Transfer:
-    """Return a transfer of weights from the component `source` to another component, or to several."""
+    """Return a transfer of weights from component `source` to the component, or the components, `to`."""
     targets = (to,) if isinstance(to, str) else tuple(to)
     return Transfer(source, targets)
 
 
 @dataclasses.dataclass(frozen=True, slots=True, init=False)
 class Stage:
-    """A part of the iteration, in which the residency of each component stays the same.
+    """A stage of the iteration: the components at work, the calls of their methods, and weight transfers.
 
-    Stages run in the order in which a job lists them.
+    Stages run in the order in which a job lists them. The residency of a component is constant within a stage. `parts`:
+    the parts of components, and weight transfers. `turns`: whether components that share accelerators may work one
+    after the other, since they do not depend on each other. `trains`: whether the stage changes saved state; None: it
+    does if a component with saved state has full residency in the stage.
     """
 
     name: str
     parts: tuple[Part | Transfer, ...]
-    # Components do not depend on each other, so those that share accelerators may take turns.
     turns: bool
-    # Whether the stage changes saved state. None: it does if a component with state is full here.
     trains: bool | None
     # File and line at which the user's code creates the stage
     place: Source | None = dataclasses.field(compare=False, repr=False)
@@ -196,7 +205,7 @@ class Stage:
 
     @property
     def residency(self) -> dict[str, Residency]:
-        """Component -> its least residency in the stage. A transfer of weights needs at least `WEIGHTS`."""
+        """Component -> its least residency in the stage. Both ends of a weight transfer need at least `WEIGHTS`."""
         found: dict[str, Residency] = {}
         for part in self.parts:
             if isinstance(part, Transfer):
@@ -210,10 +219,10 @@ class Stage:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Channel:
-    """A queue from the ranks of one component to the ranks of another.
+    """A queue from the ranks of component `source` to the ranks of component `target`.
 
-    `by_rank`: whether each target rank has a queue of its own, with the rank as key; False: all target ranks share one
-    queue. `items`: the most items that wait in one queue; a further `put` waits until there is room. Items are in the
+    `items`: the largest number of items in a queue; a further `put` waits until an item is taken. `by_rank`: True: each
+    target rank has its own queue, with the rank as key; False: all target ranks take from one queue. Items lie in the
     shared memory of the target's node.
     """
 
@@ -229,9 +238,9 @@ class Channel:
 
 
 def needs_of_stages(stages: Sequence[Stage], ahead: int = 0) -> Needs:
-    """Return the least residency of each component in each of these stages. The schedule is made from the result.
+    """Return the least residency of each component in each stage. The schedule is made from the result.
 
-    `ahead`: number of weight versions by which the rollout may be ahead of learning.
+    `ahead`: the staleness limit: by how many policy versions rollout may run ahead of learning.
     """
     return Needs(
         stages=tuple(stage.name for stage in stages),
@@ -244,10 +253,10 @@ def needs_of_stages(stages: Sequence[Stage], ahead: int = 0) -> Needs:
 def steps_of_stage(
     stage: Stage, arguments: Mapping[tuple[str, str], tuple[str, ...]]
 ) -> tuple[Step, ...]:
-    """Return the steps of a stage: first its weight transfers, if any, then its method calls, if any.
+    """Return the steps of a stage: first a step for its weight transfers, then a step for its method calls.
 
-    `arguments`: (component, method) -> the arguments of the call; a method that `arguments` lacks gets the iteration
-    number.
+    If the stage has only one kind, it has one step. `arguments`: (component, method) -> the arguments of the call. A
+    method that is not in `arguments` gets the iteration number.
     """
     # A component sends once, whatever the number of transfers from it.
     targets: dict[str, dict[str, None]] = {}

@@ -19,9 +19,9 @@ from rlplace.trained import POLICY, Trained
 def find_trained(
     named: str | Path, key: str = "RUN", *, verified: bool = True
 ) -> Trained:
-    """Return the trained policy at a path: the folder of a run, of a checkpoint, or of an export.
+    """Return the trained policy at the path `named`: the folder of a run, of a checkpoint, or of an export.
 
-    Of a run, the policy of the newest checkpoint is returned. `key`: the command-line argument that errors are about.
+    For a run, the policy of its newest checkpoint is returned. `key`: name of the user's argument, for errors.
     `verified`: whether to check that the files of a checkpoint are unchanged since they were written. Raises
     ConfigError if there is no policy at the path, a file is damaged, or the config cannot be read.
     """
@@ -45,17 +45,18 @@ def find_trained(
 def load_policy(path: str | Path, *, seed: int = 0, key: str = "path") -> Any:
     """Return the trained policy in a folder, as an object that chooses actions.
 
-    `path`: folder of a run, of a checkpoint, or of an export; for a run, its newest checkpoint is loaded. `seed`: seed
-    of sampled actions. `key`: the argument that errors are about. Raises ConfigError.
+    `path`: folder of a run, of a checkpoint, or of an export. For a run, its newest checkpoint is loaded. `seed`: seed
+    of sampled actions. `key`: name of the user's argument, for errors. Raises ConfigError.
     """
     trained = find_trained(path, key)
     return job_of(trained.config).load_policy(trained, seed=seed, key=key)
 
 
 def _exported_policy(path: Path, key: str) -> Trained | None:
-    """Return the policy of an export folder, which has weights but no checkpoint; None for any other folder.
+    """Return the policy of an export; None if `path` is not an export.
 
-    `key`: the command-line argument that errors are about.
+    An export is a folder with weights and a config, but without checkpoints. `path`: the folder, or its file of
+    weights. `key`: name of the user's argument, for errors.
     """
     folder = path.parent if path.name == POLICY else path
     weights = folder / POLICY
@@ -68,7 +69,7 @@ def _exported_policy(path: Path, key: str) -> Trained | None:
 def _config_of(file: Path, key: str) -> Any:
     """Return the config that a run saved in `file`, completed with the content of the files that the config names.
 
-    Raises ConfigError, with `key` as the wrong argument.
+    `key`: name of the user's argument, for errors. Raises ConfigError.
     """
     try:
         mapping = yaml.safe_load(file.read_text(encoding="utf-8"))

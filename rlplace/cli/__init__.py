@@ -1,1 +1,1 @@
-"""The commands, one module each, and helpers for exit codes."""
+"""The commands of rlplace, one module for each command, and the functions `run` and `plan` for custom jobs."""

@@ -66,15 +66,18 @@ _LIMITS = {
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Library:
-    """A library that rlplace or one of its extras requires. `found`: installed version; None if it is not installed."""
+    """A library that rlplace or an extra of rlplace requires.
+
+    `wanted`: the required versions, as in pyproject.toml. `found`: the installed version; None: not installed.
+    """
 
     name: str
-    wanted: str  # version requirement as in pyproject.toml
+    wanted: str
     found: str | None
 
     @property
     def fits(self) -> bool:
-        """Whether the installed version meets the requirement; also true if the library is not installed."""
+        """Whether the installed version meets the requirement. True if the library is not installed."""
         return self.found is None or SpecifierSet(self.wanted).contains(
             self.found, prereleases=True
         )
@@ -82,10 +85,10 @@ class Library:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
-    """Whether a shipped config runs on this machine.
+    """The result of checking whether a shipped config runs on this machine.
 
-    `config`: name of the config. `problem`: the first problem that prevents a run; None if the config runs. `inline`:
-    overrides with which the config runs without Ray, if only Ray is missing; else None.
+    `config`: name of the config. `problem`: the first problem that prevents a run; None: the config runs. `inline`: if
+    the config runs only without Ray, the overrides for this; None otherwise.
     """
 
     config: str
@@ -98,7 +101,7 @@ class Verdict:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Print what this machine has and which shipped configs run on it; return the exit code.
+    """Print the properties of this machine and which shipped configs run on it. Return the exit code.
 
     `argv`: words of the command line, without the program; None: the command line of this process.
     """
@@ -129,7 +132,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def machine() -> dict[str, str]:
-    """Return the properties of this machine as texts, by name, such as "cores". Does not import torch."""
+    """Return name of a property of this machine, such as "cores" -> its value as text. Does not import torch."""
     memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     found = {
         "Python": f"{platform.python_version()}, {sys.executable}",
@@ -180,7 +183,7 @@ def _gpus() -> str:
 
 
 def _first(pattern: str, file: Path) -> str:
-    """Return the first match of the regular expression `pattern` in a file; "" if there is none, or no file."""
+    """Return the first match of the regular expression `pattern` in a file; "" without a match or without the file."""
     match = (
         re.search(pattern, file.read_text(encoding="utf-8")) if file.is_file() else None
     )
@@ -190,7 +193,7 @@ def _first(pattern: str, file: Path) -> str:
 
 
 def _driver() -> str:
-    """Return the version of the GPU driver, with a warning if torch's CUDA needs a later one."""
+    """Return the version of the GPU driver as text, with a warning if torch's CUDA version needs a newer driver."""
     found = _first(r"\b\d{3}\.\d+(?:\.\d+)?\b", DRIVER)
     cuda = _cuda()
     least = _LEAST_DRIVERS.get(cuda.partition(".")[0], 0)
@@ -200,7 +203,10 @@ def _driver() -> str:
 
 
 def lacks_to_compile() -> str:
-    """Return as text what this machine lacks for Triton to compile kernels; "" if nothing is missing."""
+    """Return a text with what is missing on this machine for Triton to compile kernels; "" if nothing is missing.
+
+    Triton needs a C compiler and Python's header files.
+    """
     compiler = os.environ.get("CC") or shutil.which("gcc") or shutil.which("clang")
     headers = Path(sysconfig.get_path("include")) / "Python.h"
     lacking = (
@@ -230,8 +236,9 @@ def _nccl() -> str:
 
 
 def libraries() -> list[Library]:
-    """Return the libraries that rlplace and its extras for runs require, sorted by name; none if rlplace is not
-    installed.
+    """Return the libraries that rlplace and its extras require for runs, sorted by name.
+
+    The list is empty if rlplace is not installed as a package.
     """
     try:
         about = importlib.metadata.metadata("rlplace")
@@ -257,9 +264,9 @@ def libraries() -> list[Library]:
 
 
 def examine(name: str) -> Verdict:
-    """Return whether a shipped config runs here, by the checks that `train` makes before it starts.
+    """Check whether a shipped config runs on this machine, and return the result.
 
-    `name`: name of the config. Whether Ray could start on this machine is checked too.
+    `name`: name of the config. The checks are those of `train` before a start, and whether the machine is large enough.
     """
     lacking, job = _lacking([name])
     problem = next(iter(lacking), None)
@@ -284,7 +291,7 @@ def examine(name: str) -> Verdict:
 
 
 def _lacking(words: Sequence[str]) -> tuple[list[Problem], Prepared | None]:
-    """Return the problems that prevent a run of a config here, and the prepared job.
+    """Return the problems that prevent a run of a config on this machine, and the prepared job.
 
     `words`: words of a command line that names the config. The job is None if the config cannot be planned.
     """
@@ -307,7 +314,7 @@ def _lacking(words: Sequence[str]) -> tuple[list[Problem], Prepared | None]:
 
 
 def _without_simulator(job: Prepared) -> list[Problem]:
-    """Return one problem if the job needs Gymnasium and Gymnasium is not installed, else an empty list."""
+    """Return one problem if the job needs Gymnasium but it is not installed. Otherwise, return an empty list."""
     env = job.config.env
     if (
         not isinstance(env, SimulatorEnvConfig)
@@ -326,10 +333,10 @@ def _without_simulator(job: Prepared) -> list[Problem]:
 
 
 def _without_ray(name: str, job: Prepared) -> str | None:
-    """Return the overrides with which the job runs in threads, without Ray.
+    """Return overrides with which the job runs without Ray, in threads of one process.
 
-    Return None if all libraries of a run are installed, or if the job cannot run in threads either. `name`: name of
-    the config.
+    Return None if no library is missing, so that these overrides are not needed, or if the job cannot run in threads.
+    `name`: name of the config.
     """
     if not missing_libraries(job.config):
         return None
@@ -347,7 +354,10 @@ def _without_ray(name: str, job: Prepared) -> str | None:
 
 
 def _check_machine(job: Prepared) -> None:
-    """Raise ClusterError if this machine alone is too small for the job."""
+    """Raise ClusterError if a job that starts its own Ray needs more than this machine has.
+
+    Checked are processor cores, GPUs and the space of the folder for shared memory.
+    """
     cluster = job.config.cluster
     placement = job.plan.placement
     if cluster.launcher != "ray" or cluster.ray.address is not None:
@@ -376,7 +386,8 @@ def render(
 ) -> str:
     """Return the report as text with three chapters: machine, libraries and shipped configs.
 
-    `found`: properties of the machine. `known`: required libraries. `verdicts`: whether each config runs.
+    `found`: name of a property of the machine -> its value. `known`: the required libraries. `verdicts`: whether each
+    shipped config runs.
     """
     rows = [
         (name if at == 0 else "", line)
@@ -419,9 +430,9 @@ def render(
 
 
 def notes() -> dict[str, str]:
-    """Return library -> note, for each installed library with a version that rlplace was not tried with.
+    """Return library -> note, for each installed library in a version with which rlplace was not tested.
 
-    The note says which version is installed, which versions were tried, and what the untried version may cause.
+    The note names the installed version and the tested versions, and says what an untested version may cause.
     """
     said = {}
     for name, version in installed().items():
@@ -432,7 +443,7 @@ def notes() -> dict[str, str]:
 
 
 def _rows(verdict: Verdict) -> list[tuple[str, str]]:
-    """Return the rows (config, verdict) of the report's table; each line of a fix is a further row."""
+    """Return the table rows (config, result) for one config: the result, then a row for each line of the fix."""
     problem = verdict.problem
     if verdict.inline is not None:
         return [(verdict.config, f"runs without Ray: {verdict.inline}")]
@@ -450,7 +461,7 @@ def _rows(verdict: Verdict) -> list[tuple[str, str]]:
 def _as_json(
     found: Mapping[str, str], known: Sequence[Library], verdicts: Sequence[Verdict]
 ) -> str:
-    """Return the report as JSON text. Arguments and contents are those of `render`."""
+    """Return the report as JSON text. `found`, `known` and `verdicts` have the same meaning as in `render`."""
     configs = {}
     for verdict in verdicts:
         problem = verdict.problem

@@ -41,7 +41,10 @@ _EPISODES = 20  # number of episodes that a fix suggests
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Line:
-    """The parsed command line. `run`: folder of the policy. `form`: text or json. `request`: what to evaluate."""
+    """The parsed command line.
+
+    `run`: folder of the policy. `form`: output format, text or json. `request`: the settings of the evaluation.
+    """
 
     run: str
     form: str

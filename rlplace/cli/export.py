@@ -20,7 +20,7 @@ _KEY = "CHECKPOINT"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Export the model of a checkpoint, print where it is, and return the exit code.
+    """Export the model of a checkpoint, print the path to which it was written, and return the exit code.
 
     `argv`: words of the command line, without the program; None: the command line of this process.
     """

@@ -21,13 +21,12 @@ def run(
     config: str | Path | Mapping[str, Any],
     overrides: Sequence[str] | None = None,
 ) -> int:
-    """Run a job as `rlplace train` does, and return the exit code that `rlplace train` would have.
+    """Run a custom job as `rlplace train` does, and return the exit code: 0 after success. Problems are printed.
 
-    `config`: a YAML file, in the working folder or beside the calling script; or its content as a mapping. `overrides`:
-    words such as `runner.total_iterations=5` or `dry_run=true`. None: the overrides are the words behind the script's
-    name on the command line, and may include `--dry-run`; after a failure, the process then ends with the exit code.
-
-    Problems are printed with their fixes.
+    `config`: a YAML file, in the working folder or in the folder of the calling script; or the content of such a file
+    as a mapping. `overrides`: words such as `runner.total_iterations=5` or `dry_run=true`. None: the overrides are the
+    script's own command-line arguments, with `--dry-run` for `dry_run=true`. With None, a failure also ends the process
+    with the exit code.
     """
     # Imported here: importing this name alone must load neither Hydra nor pydantic.
     from rlplace.cli import train
@@ -56,11 +55,11 @@ def plan(
     config: str | Path | Mapping[str, Any],
     overrides: Sequence[str] = (),
 ) -> Prepared:
-    """Return the plan of a custom job, with its memory and its view. Nothing is started.
+    """Return the prepared custom job: its plan, memory proof, and the data for showing them. Nothing is started.
 
-    `config`: a YAML file, in the working folder or beside the calling script; or its content as a mapping. `overrides`:
-    words such as `key=value`; not used with a mapping. Raises ConfigError, PlacementError or ClusterError with every
-    problem.
+    `config`: a YAML file, in the working folder or in the folder of the calling script; or the content of such a file
+    as a mapping. `overrides`: words such as `key=value`; not used with a mapping. Raises ConfigError, PlacementError or
+    ClusterError with all problems.
     """
     from rlplace.cli.train import of_job
     from rlplace.config.compose import with_hydra
@@ -76,7 +75,10 @@ def plan(
 
 
 def _found(file: Path, caller: str) -> Path:
-    """Return the path of a file: in the folder of the script `caller` if only this folder has the file, else `file`."""
+    """Return `file` if it exists. Otherwise, return the file of this name in the folder of the script `caller`.
+
+    If no such file exists either, return `file`.
+    """
     beside = Path(caller).parent / file
     if not file.is_file() and beside.is_file():
         return beside
@@ -84,7 +86,7 @@ def _found(file: Path, caller: str) -> Path:
 
 
 def _written(config: Mapping[str, Any], file: Path) -> Path:
-    """Write a config to `file` as YAML and return `file`; the run's folder later holds it as config.yaml."""
+    """Write a config to `file` as YAML, and return `file`."""
     import yaml
 
     file.write_text(yaml.safe_dump(dict(config), sort_keys=False), encoding="utf-8")

@@ -47,16 +47,21 @@ _COMMANDS = ("explain", "solve", "schema", "import")
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
-    """The parsed command line: the options of `plan`, and the words for Hydra."""
+    """The parsed command line of `plan`.
+
+    `words`: the words for Hydra: config name and overrides. `form`: output format. `diff`: overrides or config of a
+    second plan to compare with; None: no comparison. `measured`: component -> residency -> bytes per accelerator, as an
+    earlier run measured them. `simulator`: whether to create a simulator, to count the policy's weights.
+    """
 
     words: list[str]
     form: str
     diff: str | None
     measured: Measurements
-    simulator: bool  # whether to build a simulator to count the policy's weights
+    simulator: bool
 
     def jobs(self, words: Sequence[str] | None = None) -> list[Prepared]:
-        """Return a prepared job for each config that the words name.
+        """Return the prepared job of each config that the words name: several jobs for a sweep (`--multirun`).
 
         `words`: words for Hydra; None: the words of the parsed command line.
         """
@@ -68,7 +73,7 @@ class Request:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command `plan`: print the plan of a config, or what a subcommand prints. Return the exit code.
+    """Run the command `plan` or one of its subcommands (explain, solve, schema, import), and return the exit code.
 
     `argv`: words of the command line, without the program; None: the command line of this process.
     """
@@ -123,7 +128,10 @@ def _answer(words: list[str]) -> int:
 
 
 def _misspelt_command(word: str) -> str | None:
-    """Return the command that `word` probably misspells; None if it names a config, or resembles no command."""
+    """Return the subcommand of `plan` that `word` probably misspells.
+
+    Return None if `word` is or resembles the name of a config, or if it does not resemble a subcommand.
+    """
     names = compose.config_names()
     is_config = (
         word in names
@@ -137,7 +145,7 @@ def _misspelt_command(word: str) -> str | None:
 
 
 def _request(words: Sequence[str]) -> Request:
-    """Parse the options of `plan`; the other words become the words for Hydra. Raises ConfigError."""
+    """Parse the options of `plan`. All words that are not options become the words for Hydra. Raises ConfigError."""
     parser = OptionParser(typed("plan"), word_of=word_meant, add_help=False)
     for option in ("--diff", "--measured"):
         parser.add_argument(option, nargs="?", const="")
@@ -168,7 +176,10 @@ def _request(words: Sequence[str]) -> Request:
 
 
 def _measurements(file: str) -> Measurements:
-    """Return the measured memory from the `memory.json` of an earlier run. Raises ConfigError."""
+    """Read component -> residency -> measured bytes per accelerator from `file`, the `memory.json` of an earlier run.
+
+    Raises ConfigError.
+    """
     try:
         record = json.loads(Path(file).read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
@@ -209,9 +220,10 @@ def _plan(request: Request) -> int:
 
 
 def _show(job: Prepared, form: str) -> None:
-    """Print the plan of a job, with predicted seconds if the config names a profile of measured costs.
+    """Print the plan of a job. Predicted seconds are added if the config names a profile of measured costs.
 
-    `form`: output format; the format "timeline" uses the latest profile if the config names no profile.
+    `form`: output format. The format "timeline" is a drawing of the predicted seconds; if the config does not name a
+    profile, it uses the latest profile.
     """
     view = job.view
     seconds = job.config.profile is not None
@@ -250,9 +262,9 @@ def _show(job: Prepared, form: str) -> None:
 
 
 def _other_words(words: Sequence[str], other: str) -> list[str]:
-    """Return the words for Hydra of the second plan, with which `--diff` compares the first plan.
+    """Return the words for Hydra that give the second plan of `--diff`.
 
-    `words`: words of the first plan. `other`: overrides to add to these words, or another config of the same folders.
+    `words`: words of the first plan. `other`: overrides to add to `words`, or a config to use instead of the first one.
     """
     if "=" in other and not names_file(other):
         return [*words, *shlex.split(other)]
@@ -265,7 +277,7 @@ def _other_words(words: Sequence[str], other: str) -> list[str]:
 
 
 def _verdict(jobs: Sequence[Prepared]) -> int:
-    """Print to standard error which jobs do not fit in memory; return the exit code."""
+    """Print the jobs that do not fit in memory to standard error, and return the exit code."""
     if short := [job.shortages for job in jobs if job.shortages]:
         print("\n".join(short), file=sys.stderr)
     if any(job.refused for job in jobs):

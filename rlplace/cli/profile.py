@@ -31,7 +31,7 @@ LEAST_ITERATIONS = 3  # fewest iterations; the first two are not counted
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Measure the costs of a job, write them to a profile, and return the exit code.
+    """Measure the costs of a job, write the costs to a profile file, and return the exit code.
 
     `argv`: words of the command line, without the program; None: the command line of this process.
     """
@@ -116,12 +116,12 @@ def _measure(argv: Sequence[str]) -> int:
 
 
 def _command(module: str, job: Prepared) -> str:
-    """Return the command line that runs a module of rlplace for the job, such as `python -m rlplace.train ...`."""
+    """Return a command line for the same config: `python -m rlplace.<module>` with the job's words."""
     return shlex.join(["python", "-m", f"rlplace.{module}", *job.words])
 
 
 def distinct(found: Iterable[Variant]) -> list[Variant]:
-    """Return the variants without repeated placements; of the variants with equal placements, the first stays."""
+    """Return the variants of a config, without variants that repeat the placement of an earlier variant."""
     seen: dict[str, Variant] = {}
     for variant in found:
         key = json.dumps(
@@ -134,7 +134,7 @@ def distinct(found: Iterable[Variant]) -> list[Variant]:
 
 
 def runs(variant: Variant) -> bool:
-    """Return whether a variant has a valid plan that fits in memory."""
+    """Return whether a variant of a config can run: its plan is valid and fits in memory."""
     try:
         job: Prepared = prepare(variant.mapping, name=variant.name)
     except (ProblemsError, ClusterError):
@@ -151,9 +151,10 @@ def _write(file: Path, text: str, key: str, place: str) -> None:
 
 
 def _run_all(found: Sequence[Variant], iterations: int) -> Profile:
-    """Measure all variants that can run, and return their common profile. Raises the first error if none can run.
+    """Run each variant, and return one profile with the measured costs of all runs.
 
-    `iterations`: number of iterations of each run.
+    A variant that fails is left out; if all fail, the first error is raised. `iterations`: number of iterations of each
+    run.
     """
     profile: Profile | None = None
     failed: ConfigError | None = None
@@ -182,10 +183,10 @@ def _run_all(found: Sequence[Variant], iterations: int) -> Profile:
 
 
 def render(profile: Profile) -> str:
-    """Return a table of the measured costs, with one row for each.
+    """Return the costs of a profile as a table, with one row for each cost.
 
-    A row shows the measured sizes, the time of one measurement (a lap), the spread of this time, and its distance from
-    the fitted line.
+    A row shows the sizes that were measured, the processor time of one execution (a lap), the spread of this time, and
+    its distance from a straight line over the sizes.
     """
     rows = [("cost", "sizes", "processor time of a lap", "varies", "off the line")]
     for name, curve in sorted(profile.costs.items()):

@@ -20,7 +20,7 @@ from rlplace.report.record import read_run
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Write the HTML page of a run, or of two runs side by side; print the path of the page; return the exit code.
+    """Write an HTML page about one run, or two runs side by side. Print its path, and return the exit code.
 
     `argv`: words of the command line, without the program; None: the command line of this process.
     """

@@ -37,13 +37,16 @@ _DEEPEST = (
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Run:
-    """The state and the results of a run, read from its folder."""
+    """The state and the results of a run, read from its folder.
+
+    `config`: name of the config. `best`, `last`: the best and the latest return or reward; None: there is no value yet.
+    """
 
     folder: str
     config: str
     state: str  # running, finished, stopped by a signal, failed, or not started (ended before training)
     iterations: int
-    best: float | None  # best return or reward; None if there is none yet
+    best: float | None
     last: float | None
     seconds: float  # time of all commands of the run; while it runs, of its iterations
     # Overrides of the command that started the run, if known
@@ -101,7 +104,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def folders(place: Path, depth: int = _DEEPEST) -> Iterator[Path]:
-    """Yield the folders of runs: `place` itself if it is the folder of a run, else the folders of runs below `place`.
+    """Yield the folders of runs in `place`. If `place` itself is the folder of a run, yield `place` only.
 
     `depth`: number of levels below `place` to search. Raises OSError if `place` cannot be read.
     """
@@ -121,7 +124,7 @@ def folders(place: Path, depth: int = _DEEPEST) -> Iterator[Path]:
 
 
 def read(folder: Path) -> Run:
-    """Return what a run has written to its folder so far; damaged and missing files count as empty."""
+    """Return the state and results of a run from the files in its folder. Damaged and missing files count as empty."""
     lines = list(_lines(folder / METRICS_FILE))
     summary = _mapping(_text(folder / SUMMARY))
     # Finished, and not resumed since
@@ -170,7 +173,8 @@ def read(folder: Path) -> Run:
 def _ended(summary: Mapping[str, Any]) -> str:
     """Return the final state of a run, such as "finished" or "failed".
 
-    Older versions of rlplace wrote no state. Then a run whose `summary` names a saved policy counts as finished.
+    `summary`: content of the run's summary.json. Older versions of rlplace wrote no state into it; such a run counts as
+    finished if its summary names a saved policy.
     """
     return str(
         summary.get("state") or ("finished" if summary.get("policy") else "failed")
@@ -178,7 +182,7 @@ def _ended(summary: Mapping[str, Any]) -> str:
 
 
 def _number(record: Mapping[str, Any], key: str) -> float:
-    """Return the number that `record` has for `key`; 0 if the value is missing, not a number, or not finite."""
+    """Return the number under `key` in `record`; 0 if the value is missing, not a number, or not finite."""
     value = record.get(key)
     if isinstance(value, int | float) and math.isfinite(value):
         return float(value)
@@ -210,7 +214,7 @@ def _mapping(text: str) -> Mapping[str, Any]:
 
 
 def render(found: Sequence[Run]) -> str:
-    """Return the runs as a table. Overrides that all runs of a config have in common are left out."""
+    """Return the runs as a table. Overrides that are equal in all runs of a config are left out."""
 
     def number(value: float | None) -> str:
         if value is None:

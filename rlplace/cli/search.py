@@ -69,21 +69,27 @@ _SPECIAL = ("move_", "direct_")  # prefixes of costs that only some plans need
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
-    """The parsed command line of `search`."""
+    """The parsed command line of `search`.
 
-    words: list[str]  # words for Hydra
+    `words`: words for Hydra. `form`: output format. `apply`: file for the config with the best plan; None: no file.
+    `objective`: the quantity to minimize. `fixed`: components that keep their placement. `accelerators`: allowed
+    numbers of accelerators; empty: any number. `varied`: config keys to vary. `seconds`: time for the search. `probe`:
+    how many of the best plans to run; 0: none.
+    """
+
+    words: list[str]
     form: str
     apply: Path | None
     objective: str
     fixed: tuple[str, ...]
     accelerators: tuple[int, ...]
-    varied: tuple[str, ...]  # config keys to vary
+    varied: tuple[str, ...]
     seconds: float
     probe: int
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Search for the best placement, print it, and return the exit code.
+    """Search for the best placement, print the result, and return the exit code.
 
     `argv`: words of the command line, without the program; None: the command line of this process.
     """
@@ -111,7 +117,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _request(words: Sequence[str]) -> Request:
-    """Parse the options of `search`; the other words become the words for Hydra. Raises ConfigError."""
+    """Parse the options of `search`. All words that are not options become the words for Hydra. Raises ConfigError."""
     parser = OptionParser(typed("search"), word_of=word_meant, add_help=False)
     parser.add_argument("--format", nargs="?", const="", default="text")
     parser.add_argument("--apply", nargs="?", const="")
@@ -214,10 +220,10 @@ def _request(words: Sequence[str]) -> Request:
 def _listed(
     own: Mapping[str, str], key: str, why: str, example: str
 ) -> tuple[str, ...]:
-    """Return the names in the value of an option, which are separated by commas; empty if the option is not given.
+    """Return the comma-separated names in the value of an option; empty if the option is not given.
 
-    `own`: given options by name. `key`: name of the option. `why`: its meaning, for the error. `example`: a value for
-    the fix. Raises ConfigError.
+    `own`: name of each given option -> its value. `key`: name of the option. `why`: the option's meaning, for the
+    error. `example`: a value for the fix. Raises ConfigError if there are no names, or if a name is repeated.
     """
     if key not in own:
         return ()
@@ -255,8 +261,9 @@ def _whole(text: str, key: str, why: str, fix: str) -> int:
 
 
 def _counts(own: Mapping[str, str]) -> str:
-    """Return the positive whole numbers in the option `accelerators`, joined by commas, for a fix; "1" if there are
-    none.
+    """Return a valid value of the option `accelerators` for a fix: the positive whole numbers that the user has given.
+
+    The numbers are joined by commas; "1" if no number is valid. `own`: name of each given option -> its value.
     """
     return ",".join(re.findall(r"(?<![\d.])[1-9][0-9]*", own["accelerators"])) or "1"
 
@@ -295,7 +302,7 @@ def _search(request: Request) -> int:
 
 
 def _found(request: Request, job: Prepared) -> Result:
-    """Search for the best plan, and return the result of the search with all that is reported about it."""
+    """Search for the best plan, and return the result with all data that the output of `search` shows."""
     config = job.config
     fixed = request.fixed
     accelerators = request.accelerators
@@ -325,9 +332,9 @@ def _found(request: Request, job: Prepared) -> Result:
         return time.monotonic() - began > request.seconds * share
 
     def searched() -> tuple[dict[Space, Search], Answer]:
-        """Search all spaces of plans one after the other, and return the searches and their joint result.
+        """Search each space of plans, one after the other. Return (space -> its search, the merged result).
 
-        All spaces get equal shares of the time; unused time of a space goes to the next space.
+        The time is divided evenly over the spaces. Time that a space does not use goes to the next space.
         """
         searches = {one: Search(one, profile) for one in (space, *others)}
         answers = list[Answer]()
@@ -391,9 +398,9 @@ def _progress(text: str) -> None:
 def _nothing(
     request: Request, job: Prepared, search: Search, answer: Answer
 ) -> PlacementError:
-    """Return the error that no plan is valid, with the reasons and the smallest change that would make a plan valid.
+    """Return the error for a search without a valid plan: the reasons, and a fix, such as a smaller memory demand.
 
-    `search`: the search of the first space of plans. `answer`: the joint result of all searches.
+    `search`: the search of the first space of plans. `answer`: the merged result of all searches.
     """
     reasons = list[str]()
     plans = answer.counts["refused by memory"]
@@ -445,9 +452,10 @@ def _nothing(
 
 
 def _planning(words: Sequence[str], changes: Mapping[str, object]) -> str | None:
-    """Return the command that plans the config with `changes` (key -> value); None if a change removes a key.
+    """Return a command `python -m rlplace.plan ...` with `changes` (config key -> value) as overrides.
 
-    `words`: words of the command line. An override cannot remove a key.
+    `words`: words of the command line. Return None if a value in `changes` is None, which means to remove the key: an
+    override cannot do this.
     """
     if None in changes.values():
         return None
@@ -458,7 +466,7 @@ def _planning(words: Sequence[str], changes: Mapping[str, object]) -> str | None
 
 
 def _check_writable(file: Path) -> None:
-    """Raise OutputError if `file` cannot be written: its folder cannot be created or is not writable."""
+    """Raise OutputError if `file` cannot be written, since its folder cannot be created or is not writable."""
     try:
         there = next(folder for folder in file.absolute().parents if folder.exists())
     except OSError as error:
@@ -471,9 +479,9 @@ def _check_writable(file: Path) -> None:
 
 
 def _apply(request: Request, job: Prepared, result: Result) -> None:
-    """Write the config, changed to the best plan, to the file that `--apply` names.
+    """Write the config with the changes of the best plan to the file that `--apply` names.
 
-    Then check the file, and print the command that trains with this config.
+    Then check that the file gives the best plan, and print the command that trains with this file.
     """
     assert request.apply is not None
     line = compose.CommandLine.of(request.words)

@@ -58,10 +58,10 @@ DOES_NOT_FIT = 3
 
 
 def main(argv: Sequence[str] | None = None, job: Job | None = None) -> int:
-    """Train as one command line says, and return the exit code.
+    """Run the command `train`, and return the exit code.
 
-    `argv`: words of the command line, without the program; None: the command line of this process. `job`: the custom
-    job that the config is for; None for a shipped job.
+    `argv`: words of the command line, without the program; None: the command line of this process. `job`: a custom job
+    that replaces the `job` of the config; None: the config names the job.
     """
     argv = list(sys.argv[1:] if argv is None else argv)
     if "--help" in argv or "-h" in argv:
@@ -117,7 +117,7 @@ def _main(argv: Sequence[str], command: Typed, own: Job | None) -> int:
 
 
 def of_job(composed: compose.Composed, own: Job | None) -> compose.Composed:
-    """Return the config with the custom job `own` as the value of its key `job`; unchanged if `own` is None."""
+    """Return a copy of the config `composed` with the key `job` set to `own`. If `own` is None, return `composed`."""
     if own is None:
         return composed
     return dataclasses.replace(composed, mapping={**composed.mapping, JOB: own})
@@ -129,9 +129,9 @@ def _notes(error: BaseException) -> Sequence[str]:
 
 
 def _config_of_the_run(argv: Sequence[str]) -> list[str]:
-    """Return the words of a command line that name the config in the checkpoint of `resume=<folder>`.
+    """Return further words for the command line: the config name and folder of the checkpoint in `resume=<folder>`.
 
-    Return an empty list if the command line `argv` names a config itself, or has no `resume=<folder>`.
+    Return an empty list if the command line `argv` has a config name, or does not have `resume=<folder>`.
     """
     words = [
         unquoted(word.removeprefix("resume="))
@@ -162,7 +162,11 @@ def _job(
     command: Typed,
     ended: list[tuple[compose.Composed, Path]],
 ) -> int:
-    """Run one composed config, and return the exit code. When the run ends, append (config, its folder) to `ended`."""
+    """Run one composed config, and return the exit code. After the run, append (config, folder of the run) to `ended`.
+
+    With `dry_run`, only the plan is made and checked. `signals`: turns signals into the end of the run. `command`:
+    records the command line and its output in the run's folder.
+    """
     command.job(composed.words)
     job = _reached(prepare_composed(composed))
     if composed.goal is not None:
@@ -204,9 +208,10 @@ def _job(
 
 
 def _reached(job: Prepared) -> Prepared:
-    """Return the job; if processes of this machine cannot share GPU memory, it sends weights through the host.
+    """Return the job, changed to send weights through the host if processes here cannot share GPU memory.
 
-    A dry run does not test the GPUs; it looks only at environment variables and at the version of the kernel.
+    Otherwise, the job is returned unchanged. A dry run does not test the GPUs: it only looks at environment variables
+    and at the version of the kernel.
     """
     past_host = any(
         isinstance(delivery, DeviceDelivery) for delivery in job.plan.deliveries
@@ -228,7 +233,10 @@ def _reached(job: Prepared) -> Prepared:
 
 
 def _table(ended: Sequence[tuple[compose.Composed, Path]]) -> str:
-    """Return a table with a row for each run of a sweep: result, folder, and the overrides that not all runs have."""
+    """Return a table with a row for each run of a sweep: last return, folder, and the overrides that differ.
+
+    `ended`: (config, folder of the run) of each run.
+    """
     given = [
         [w.lstrip("+") for w in composed.words if "=" in w and not w.startswith("-")]
         for composed, _ in ended
@@ -247,7 +255,7 @@ def _table(ended: Sequence[tuple[compose.Composed, Path]]) -> str:
 
 
 def _seconds(job: Prepared) -> str:
-    """Return the predicted stage times as text; "" if the config names no profile."""
+    """Return the predicted seconds of the stages as text; "" if the config does not name a profile."""
     if job.config.profile is None:
         return ""
     from rlplace.foresight.show import foreseen, render_prediction
@@ -260,10 +268,11 @@ def _seconds(job: Prepared) -> str:
 def _run(
     job: Prepared, checkpoint: Checkpoint | None, signals: Signals, command: Typed
 ) -> Path:
-    """Run a job and return the run's folder.
+    """Run a job, and return the run's folder.
 
-    After the loss of a node, go on from the newest checkpoint, as `faults.on_node_loss` says. `checkpoint`: where the
-    run resumes; None for a new run.
+    After the loss of a node, the run continues from its newest checkpoint, in the way that `faults.on_node_loss` says.
+    `checkpoint`: the checkpoint to resume from; None: a new run. `signals`: turns signals into the end of the run.
+    `command`: records the command line and its output in the run's folder.
     """
     from rlplace.execution.faults import History
     from rlplace.runtime.node_loss import go_on
@@ -326,9 +335,9 @@ def program() -> NoReturn:
 
 
 def _leave(codes: Sequence[int]) -> None:
-    """If workers that are threads of this process still run, end the process at once with the last of `codes`.
+    """If threads of this process still run as workers, end the process immediately, with the last exit code in `codes`.
 
-    A normal end of the process would stop these threads inside torch, which aborts the process.
+    A normal end of the process would stop these threads inside torch, which would abort the process.
     """
     if any(component_of(thread.name) for thread in threading.enumerate()):
         sys.stdout.flush()

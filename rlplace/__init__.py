@@ -156,7 +156,10 @@ _MODULES = {
 
 
 def __getattr__(name: str) -> Any:
-    """Return the public name `name` of this package. Its module is imported when the name is first asked for."""
+    """Return the class or function of this package with the public name `name`, and import its module if necessary.
+
+    Python calls this function for names that the package module itself does not define.
+    """
     for module, names in _MODULES.items():
         if name in names:
             return getattr(importlib.import_module(module), name)
@@ -168,10 +171,11 @@ def __dir__() -> list[str]:
 
 
 def load_policy(path: str | Path, *, seed: int = 0) -> Policy:
-    """Load a trained simulator policy and return it; `policy.act(observations)` returns the actions.
+    """Return a trained simulator policy. Its method `act(observations)` returns the actions.
 
-    `path`: folder of a run, of a checkpoint or of an export. `seed`: seed of actions that are sampled, as with
-    `deterministic=False`. Imports torch, and makes the simulator once to read its spaces. Raises ConfigError.
+    `path`: folder of a run, of a checkpoint or of an export. `seed`: seed for sampled actions
+    (`deterministic=False`). The function imports torch, and creates the simulator once to read its spaces. Raises
+    ConfigError.
     """
     from rlplace.contract.trained import load_policy as load
 

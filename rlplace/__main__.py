@@ -28,7 +28,7 @@ NEEDED = ("hydra", "omegaconf", "pydantic")
 
 
 def main() -> None:
-    """Run the command of rlplace that the first word of the command line names, with the other words as arguments."""
+    """Run the command named by the first word of the command line, such as `train`. Further words are its arguments."""
     begin()
     word = sys.argv[1] if len(sys.argv) > 1 else "--help"
     listed = "\n".join(

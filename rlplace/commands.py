@@ -1,6 +1,4 @@
-"""How a command runs and ends: its error is printed to standard error, and its exit code tells the
-kind of the error.
-"""
+"""How a command runs and ends: errors are printed to standard error, and the exit code shows the kind of error."""
 
 from __future__ import annotations
 
@@ -20,7 +18,7 @@ WRONG = 2
 
 
 def typed(command: str) -> str:
-    """Return the words with which the user started a command, such as `rlplace plan` or `python -m rlplace.plan`.
+    """Return how the user has started a command, without arguments: `rlplace plan` or `python -m rlplace.plan`.
 
     `command`: name of the command, such as `plan`.
     """
@@ -31,11 +29,11 @@ def typed(command: str) -> str:
 
 
 def answered(command: Callable[[], int]) -> int:
-    """Run a command, print the error that it raises to standard error, and return the exit code of the process.
+    """Run a command, and return the exit code for the process. If the command raises an error, print the error.
 
-    `command`: function that runs the command and returns its exit code. The exit code is WRONG for wrong usage, a wrong
-    config, a wrong placement or a wrong cluster, and FAILED for every other RlplaceError, such as a file that cannot be
-    written.
+    `command`: function that runs the command and returns its exit code. After an error, the exit code is WRONG for
+    wrong usage, config, placement or cluster, and FAILED for any other RlplaceError, such as a file that cannot be
+    written. Errors are printed to standard error.
     """
     try:
         code = command()
@@ -58,10 +56,10 @@ def answered(command: Callable[[], int]) -> int:
 
 
 def run_command(main: Callable[[], int]) -> NoReturn:
-    """Run the command line of this process, then exit with its exit code.
+    """Prepare this process, call `main`, and end the process with the exit code that `main` returns.
 
-    `main`: function that runs the command line and returns its exit code. If standard output could not be written, the
-    exit code is FAILED.
+    `main`: function that runs the command line of this process. If `main` returns 0 but standard output could not be
+    written, the exit code is FAILED.
     """
     streams = begin()
     code = main()
@@ -69,9 +67,10 @@ def run_command(main: Callable[[], int]) -> NoReturn:
 
 
 def code_with_output(code: int, streams: Streams) -> int:
-    """Return `code`; but if `code` is 0 and standard output could not be written, print the reason and return FAILED.
+    """Return the exit code of a process whose command ended with `code`.
 
-    `code`: exit code of the command. `streams`: standard streams of this process.
+    This is `code`, or FAILED if `code` is 0 but standard output could not be written. The reason is then printed to
+    standard error. `streams`: the standard streams of this process.
     """
     sys.stdout.flush()
     if streams.error is None:
@@ -81,10 +80,10 @@ def code_with_output(code: int, streams: Streams) -> int:
 
 
 def begin() -> Streams:
-    """Prepare this process for a command, and return its standard streams, to which writes no longer raise.
+    """Prepare this process for a command: make writes to standard output and standard error safe, and bypass proxies.
 
-    Network calls to this machine bypass the proxies from now on. If the working folder no longer exists, end the
-    process with the exit code WRONG.
+    Writes to the returned streams do not raise errors. Network calls to this machine do not use proxies from now on. If
+    the working folder does not exist any more, end the process with the exit code WRONG.
     """
     streams = Streams()
     keep_local()

@@ -1,6 +1,4 @@
-"""The number of cores that this process may use: those of its affinity (`taskset`), within the
-quotas of its cgroups.
-"""
+"""The number of cores that this process may use, by its CPU affinity (`taskset`) and the quotas of its cgroups."""
 
 from __future__ import annotations
 
@@ -14,8 +12,8 @@ from pathlib import Path
 def usable_cores(system: Path = Path("/")) -> int:
     """Return the number of cores that this process may keep busy, rounded down, and at least 1.
 
-    The CPU affinity is read at each call. The quotas of cgroups are read once, since workers ask with every call.
-    `system`: folder that has /proc and /sys.
+    The number is limited by the CPU affinity, which is read each time, and by the quotas of cgroups, which are read
+    once. `system`: folder with the folders proc and sys; tests pass another one than `/`.
     """
     return max(1, math.floor(min(len(os.sched_getaffinity(0)), _least_quota(system))))
 
@@ -26,9 +24,9 @@ def _least_quota(system: Path) -> float:
 
 
 def _quotas(system: Path) -> Iterator[float]:
-    """Yield the processor quotas of this process's cgroups (version 1 or 2) and of the cgroups above them, in cores.
+    """Yield the processor quotas, in cores, of this process's cgroups (version 1 or 2) and of their parent cgroups.
 
-    `system`: folder that has /proc and /sys.
+    `system`: folder with the folders proc and sys.
     """
     for line in _text(system / "proc/self/cgroup").splitlines():
         number, _, rest = line.partition(":")

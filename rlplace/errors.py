@@ -1,4 +1,4 @@
-"""All errors that a user can meet, and the standard error form: what is wrong, the value, why, and a fix."""
+"""All errors that rlplace raises for users, and their standard form: what is wrong, the value, why, and a fix."""
 
 from __future__ import annotations
 
@@ -24,12 +24,14 @@ _FIX = re.compile(r"((?:or: |and: )?)([a-z_][\w.]*): (.+?)( {8}.*)?")
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Source:
-    """The place where a piece of a config was written: file and line."""
+    """The place where a config value is set, or where code is: file and line.
+
+    `line`: counted from 1; None for a text without lines, such as a command-line override. `written`: the text of the
+    value before its references `${...}` were replaced; None: it had no references.
+    """
 
     file: str
-    # 1-based; None for text without lines, such as a command-line override
     line: int | None = None
-    # The text with ${...} from which the value came
     written: str | None = dataclasses.field(default=None, compare=False)
 
     def __str__(self) -> str:
@@ -39,9 +41,10 @@ class Source:
 
 
 def source_of(key: str, sources: Mapping[str, Source]) -> Source | None:
-    """Return the file and line of `key`, or of the nearest key above it that was written; None if there is neither.
+    """Return the file and line in which a config key is set; None if it is not set.
 
-    `sources`: key -> file and line, for each key that was written.
+    If `key` itself is not in `sources`, the nearest enclosing key is used: for `a.b.c`, `a.b` and then `a`. `sources`:
+    config key -> file and line, for each key that is set.
     """
     while key:
         if key in sources:
@@ -52,11 +55,11 @@ def source_of(key: str, sources: Mapping[str, Source]) -> Source | None:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Problem:
-    """One problem in the standard error form.
+    """One problem, in the standard form of errors.
 
-    `code`: name of the kind of problem, stable over versions. `key`: path of the config key. `what`: what is wrong.
-    `got`: the wrong value. `span`: columns of `got` that a caret marks, the second one excluded. `source`: where the
-    value was written. `why`: the rule. `fix`: lines to paste.
+    `code`: name of the kind of problem, equal in all versions. `key`: path of the config key, or the option, with the
+    problem. `what`: what is wrong. `got`: the wrong value. `span`: (first column, end column) of the part of `got` that
+    carets mark. `source`: file and line of the value. `why`: the rule that is broken. `fix`: lines to paste.
     """
 
     code: str
@@ -97,9 +100,7 @@ class Problem:
 
     @property
     def pasted(self) -> str | None:
-        """The fix as the user pastes it: words of a command line if the value came from a command line, else lines of a
-        config.
-        """
+        """The fix in the form to paste: overrides if the wrong value came from a command line, else config lines."""
         if (
             self.fix is None
             or self.source is None
@@ -110,10 +111,10 @@ class Problem:
 
 
 def _as_word(key: str, line: str) -> str:
-    """Return a line of a fix as a word of a command line, such as `path=value`.
+    """Return a line of a fix as a command-line override `path=value`.
 
-    `key`: path of the config key. `line`: `last part of the key: value` or `path: value`. A line that cannot be written
-    as one override is returned unchanged.
+    `key`: path of the config key of the problem. `line`: a config line `name: value`; the name is the last part of
+    `key`, or a full path. A line that cannot be written as one override is returned unchanged.
     """
     match = _FIX.fullmatch(line)
     if match is None:
@@ -147,9 +148,9 @@ def _as_word(key: str, line: str) -> str:
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str | None:
-    """Return the word of `known` that `word` misspells; None if there is none.
+    """Return the word in `known` that `word` probably misspells; None if `word` does not resemble any of them.
 
-    Words that differ in a number or in a whole part count as different words.
+    A word that differs in a number, or in a whole part between separators, does not count as misspelt.
     """
     names = {name.lower(): name for name in reversed(list(known))}
     near = difflib.get_close_matches(word.lower(), names, n=3, cutoff=0.6)
@@ -160,9 +161,9 @@ def did_you_mean(word: str, known: Iterable[str]) -> str | None:
 
 
 def _misspells(word: str, name: str) -> bool:
-    """Return whether `word` misspells `name`; both are in lower case, and are compared part by part.
+    """Return whether `word` is probably a misspelling of `name`. Both have to be in lower case.
 
-    So `pipeline_size` does not misspell `data_size`.
+    The parts between separators are compared one by one. So `pipeline_size` is not a misspelling of `data_size`.
     """
     same_numbers = re.findall("[0-9]+", word) == re.findall("[0-9]+", name)
     has_letters = re.search("[a-z]", name) is not None
@@ -185,12 +186,12 @@ def _likeness(a: str, b: str) -> float:
 
 
 def one_of(lines: Iterable[str]) -> str:
-    """Return the text of a fix that offers several lines, of which the user has to choose one."""
+    """Return the text of a fix with several lines from which the user has to choose: "one of", then the lines."""
     return "one of\n" + "\n".join(lines)
 
 
 def suggestion(near: str | None) -> str:
-    """Return `, did you mean 'near'?` for the end of an error's first line; "" if `near` is None."""
+    """Return the text `, did you mean '<near>'?`, to be appended to an error; "" if `near` is None."""
     if near:
         return f", did you mean {near!r}?"
     return ""
@@ -201,7 +202,7 @@ class RlplaceError(Exception):
 
 
 class ProblemsError(RlplaceError, ValueError):
-    """An error about one or more problems, all of which were found in one check."""
+    """An error with all problems that a check has found, at least one."""
 
     def __init__(self, problems: Sequence[Problem]) -> None:
         assert problems, "a ProblemsError needs at least one problem"
@@ -226,7 +227,7 @@ class PlacementError(ProblemsError):
 
 
 class _OneProblem(RlplaceError):
-    """An error that carries exactly one Problem; `str()` is its rendered form."""
+    """Base of errors with exactly one Problem. `str()` of the error is the rendered problem."""
 
     def __init__(self, problem: Problem) -> None:
         super().__init__(problem)
@@ -242,7 +243,7 @@ class _OneProblem(RlplaceError):
 
 
 class ClusterError(_OneProblem):
-    """The available machines differ from those that the plan needs."""
+    """The available machines are not the machines that the plan needs."""
 
 
 class OutputError(_OneProblem):
@@ -258,8 +259,8 @@ class OutputError(_OneProblem):
     ) -> OutputError:
         """Return the error for a file that cannot be written, with the reason and the free space of the disk.
 
-        `path`: the file. `error`: what the operating system reported. `key`: the config key or option that names the
-        path. `place`: what the fix calls the path, such as "a folder".
+        `path`: the file. `error`: the error of the operating system. `key`: the config key or option that names the
+        path. `place`: the noun for the path in the fix, such as "a folder".
         """
         full = error.errno in (errno.ENOSPC, errno.EDQUOT)
         code = "cannot-write"
@@ -279,9 +280,9 @@ class OutputError(_OneProblem):
 
 
 def _free_space(path: Path) -> str | None:
-    """Return a text with the free bytes of the disk that has `path`; None if the operating system does not tell.
+    """Return a text with the free bytes of the disk of `path`; None if the number cannot be read.
 
-    If `path` does not exist, the nearest existing folder above it is asked.
+    If `path` does not exist, the disk is that of the nearest existing parent folder.
     """
     try:
         there = next((p for p in (path, *path.parents) if p.exists()), None)
@@ -326,13 +327,11 @@ class ChannelBroken(ChannelError):
 
 
 class ChannelMisuse(ChannelError, ValueError):
-    """A call of a channel that cannot succeed, however long the caller waits."""
+    """A channel was called in a way that can never succeed, such as with a wrong key. Waiting does not help."""
 
 
 class WorkerMisuse(_OneProblem, ValueError):
-    """A worker class that cannot work, or a call of a worker's tools that cannot succeed, however long the caller
-    waits.
-    """
+    """A worker class is wrong, or a worker has called a method of its base class in a way that can never succeed."""
 
 
 class NotSent(_OneProblem, TypeError):
@@ -340,23 +339,23 @@ class NotSent(_OneProblem, TypeError):
 
 
 class WeightSyncError(_OneProblem):
-    """The weights that were pushed have another version than the requested one, are incomplete, or are damaged."""
+    """The pushed weights do not have the requested version, are incomplete, or are damaged."""
 
 
 class DivergedError(_OneProblem):
-    """A policy update has numbers that are NaN or infinite. The policy keeps the weights from before the update."""
+    """A policy update contains NaN or infinity. The policy keeps the weights that it had before the update."""
 
 
 class SimulatorError(_OneProblem):
-    """A simulator returned NaN or infinity. Nothing was learned from that number."""
+    """A simulator returned NaN or infinity. The policy was not trained on this number."""
 
 
 class RewardError(_OneProblem):
-    """A reward function returned NaN, infinity or no number for an episode. Nothing was learned from the episode."""
+    """A reward function did not return a finite number for an episode. The policy was not trained on the episode."""
 
 
 class AcceleratorOutOfMemory(_OneProblem):
-    """More memory is requested than an accelerator has free. The text names the components that hold its memory.
+    """More memory was requested than is free on an accelerator. The text lists the components that use its memory.
 
     `accelerator`: number of the accelerator in the cluster; None if unknown. `lacking_bytes`: requested bytes minus
     free bytes; 0 if unknown.
@@ -375,18 +374,18 @@ class NotResident(_OneProblem):
 
 
 class EngineBusy(_OneProblem):
-    """A generation engine was asked to release its cache while it still generates answers."""
+    """A generation engine was asked to release its KV cache while it still generates answers."""
 
 
 class EngineError(_OneProblem):
-    """A generation engine on a server did not answer, or has other weights than the weights that were sent to it."""
+    """A generation engine behind a server did not answer, or does not have the weights that were sent to it."""
 
 
 class NodeLost(_OneProblem):
-    """Machines of a run are gone, and all workers of the run were ended.
+    """Machines of a run were lost, and all workers of the run were ended.
 
-    `nodes`: ranks of the lost machines. `folder`: folder of the checkpoint from which the run resumes; the run's folder
-    if there is no checkpoint.
+    `nodes`: numbers of the lost machines. `folder`: folder of the checkpoint from which the run can resume; without a
+    checkpoint, the folder of the run.
     """
 
     def __init__(self, problem: Problem, nodes: Collection[int], folder: Path) -> None:
@@ -395,7 +394,7 @@ class NodeLost(_OneProblem):
         self.folder = folder
 
     def noted(self, note: str) -> NodeLost:
-        """Return a copy of the error with `note` added to its text."""
+        """Return a copy of the error with the line `note` at the end of its text."""
         why = "\n".join(filter(None, [self.problem.why, note]))
         noted = NodeLost(
             dataclasses.replace(self.problem, why=why), self.nodes, self.folder
@@ -407,7 +406,12 @@ class NodeLost(_OneProblem):
 
 @dataclasses.dataclass(eq=False, repr=False)
 class WorkerError(RlplaceError):
-    """A method of a worker failed, or the worker's process died."""
+    """A method of a worker failed, or the worker's process died.
+
+    `component`, `rank`, `node`, `accelerators`: the worker and its place. `method`: the method that failed. `what`: the
+    text of the error. `version`: policy version. `remote_traceback`: traceback in the worker. `cause`: the exception in
+    the worker; None if its process died. `output`: file on the worker's node with everything that the worker printed.
+    """
 
     component: str
     rank: int
@@ -417,11 +421,8 @@ class WorkerError(RlplaceError):
     accelerators: tuple[int, ...] = ()
     stage: str | None = None
     version: int | None = None
-    # Traceback in the worker
     remote_traceback: str | None = None
-    # The exception in the worker; None if its process died
     cause: BaseException | None = None
-    # File on the worker's node with everything that the worker printed
     output: str | None = None
 
     def __post_init__(self) -> None:
@@ -457,11 +458,14 @@ class WorkerError(RlplaceError):
         return dataclasses.replace(self, stage=stage, version=version)
 
     def explained_by(self, cause: RlplaceError) -> WorkerError:
-        """Return a copy of the error with the text of `cause`, which the driver knows and the worker does not know."""
+        """Return a copy of the error in which text and cause are replaced by `cause`, an error with more information.
+
+        The driver makes `cause` from facts that the worker does not know.
+        """
         error = dataclasses.replace(self, what=str(cause), cause=cause)
         error.__cause__ = cause
         return error
 
 
 class WorkerTimeout(_OneProblem, TimeoutError):
-    """Ranks did not finish a method before the caller's deadline. The ranks go on with the method."""
+    """Ranks did not finish a method before the caller's deadline. The method still runs on these ranks."""

@@ -1,4 +1,7 @@
-"""The commands that install the extras of rlplace. They work without a package index, which does not have rlplace."""
+"""Versions of installed libraries, and the command that installs the libraries of an extra of rlplace.
+
+The command names the libraries instead of `rlplace[extra]`, since rlplace is not in the package index.
+"""
 
 from __future__ import annotations
 
@@ -22,16 +25,17 @@ def version_of(library: str) -> str | None:
 
 
 def versions_of(libraries: Iterable[str]) -> dict[str, str]:
-    """Return the versions of the installed libraries among `libraries`, by name."""
+    """Return name -> version for each library in `libraries` that is installed."""
     return {
         name: version for name in libraries if (version := version_of(name)) is not None
     }
 
 
 def install_command(extra: str) -> str:
-    """Return the command that installs the libraries of an extra of rlplace, such as `vllm`.
+    """Return the command that installs the libraries of an extra of rlplace.
 
-    If rlplace is not installed, return the command that installs rlplace with the extra from a clone.
+    `extra`: name of the extra, such as `vllm`. If rlplace is not installed as a package, the command installs rlplace
+    with the extra from a clone of its repository.
     """
     try:
         lines = importlib.metadata.requires("rlplace") or []

@@ -6,7 +6,8 @@ import dataclasses
 from collections.abc import Callable, Iterable, Mapping
 from typing import Literal
 
-# Metric of a component of a custom job: how many values of its results are no metrics; its notes name them
+# Metric of a component of a custom job: the number of values in its results that cannot be metrics. Its notes list
+# these values.
 NOT_METRICS = "not_metrics"
 Reduction = Literal["mean", "sum", "max", "min"]
 _REDUCE: Mapping[str, Callable[[list[float]], float]] = {
@@ -18,11 +19,12 @@ _REDUCE: Mapping[str, Callable[[list[float]], float]] = {
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Metric:
-    """A number from one rank, and how the numbers of all ranks are reduced to one.
+    """A number from one rank, and how the numbers of all ranks are reduced to a single number.
 
     `reduce`: mean, sum, max or min. `weight`: weight of the number in a mean, such as the number of samples or
-    episodes; 0 means for every reduction that the rank has no data. `notes`: lines of text about the things that the
-    number counts, at least about the first few; ranks that count the same things must have equal notes.
+    episodes. With weight 0, the rank has no data: its number is left out of any reduction. `notes`: lines of text about
+    the events that the number counts, or about the first of them. Ranks that count the same event must have equal
+    notes about it.
     """
 
     value: float
@@ -37,9 +39,9 @@ Metrics = Mapping[
 
 
 def reduce_metrics(ranks: Iterable[Metrics]) -> dict[str, float]:
-    """Return metric -> its number, reduced over all ranks that have data.
+    """Return name of each metric -> its number, reduced over all ranks that have data.
 
-    `ranks`: the metrics of each rank. Raises ValueError if two ranks name different reductions for one metric.
+    `ranks`: the metrics of each rank. Raises ValueError if ranks have different reductions for a metric.
     """
     by_name: dict[str, list[Metric]] = {}
     for metrics in ranks:
@@ -65,9 +67,9 @@ def reduce_metrics(ranks: Iterable[Metrics]) -> dict[str, float]:
 
 
 def notes_of(ranks: Iterable[Metrics]) -> dict[str, list[str]]:
-    """Return metric -> the notes that the ranks have for the metric; equal notes are returned once.
+    """Return name of each metric -> the notes of all ranks about the metric, without repetition.
 
-    `ranks`: the metrics of each rank.
+    `ranks`: the metrics of each rank. Metrics without notes are left out.
     """
     found: dict[str, dict[str, None]] = {}
     for metrics in ranks:

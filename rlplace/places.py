@@ -16,10 +16,10 @@ _PACKAGE = str(Path(__file__).resolve().parent)
 
 
 def place_of(thing: Any) -> Source | None:
-    """Return the file and line where a class or function is defined; None if Python does not know them.
+    """Return the file and line in which a class or function is defined; None if they cannot be found.
 
-    `thing`: a class, a function, or an object, for which its class is looked up. A file below the working folder has a
-    path relative to the working folder.
+    `thing`: a class, a function, or an object; for an object, the place of its class is returned. The path of a file
+    below the working folder is relative to the working folder.
     """
     if not (inspect.isclass(thing) or inspect.isroutine(thing)):
         thing = type(thing)
@@ -34,7 +34,10 @@ def place_of(thing: Any) -> Source | None:
 
 
 def place_of_caller() -> Source | None:
-    """Return the file and line of the nearest caller outside of rlplace; None if there is none."""
+    """Return the file and line in which user code has called into rlplace: the innermost caller outside of rlplace.
+
+    Return None if all callers are in rlplace.
+    """
     frame: FrameType | None = sys._getframe()
     while frame is not None:
         file = frame.f_code.co_filename

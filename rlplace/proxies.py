@@ -15,10 +15,10 @@ DIRECT = (
 
 
 def keep_local(nodes: Iterable[str] = ()) -> None:
-    """Let calls to this machine and to `nodes` bypass the proxies, in this process and in processes that it starts.
+    """Set `no_proxy` so that network calls to this machine and to `nodes` do not use the proxies.
 
-    `nodes`: addresses of machines. Addresses that the user has exempted from the proxies stay exempted. Do nothing if
-    no proxy is set.
+    This holds for this process and for processes that it starts. `nodes`: addresses of machines. Addresses that are in
+    `no_proxy` already stay in it. If the environment does not set a proxy, nothing is changed.
     """
     if not any(
         os.environ.get(name) or os.environ.get(name.upper()) for name in _PROXIES

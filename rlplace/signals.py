@@ -1,4 +1,4 @@
-"""Signals that end a run: Ctrl-C, and those of schedulers and closed terminals. After the first one, the run saves.
+"""Signals that end a run: from Ctrl-C, schedulers and closed terminals. After the first signal, the run saves.
 
 ::
 
@@ -7,7 +7,7 @@
                                       ├── half of the grace is over ──▶ Stopped
                                       ├── Ctrl-C ──▶ Stopped
                                       └── any other signal ──▶ nothing: schedulers send several
-    inside `deferred`    signal ──▶ waits for `deliver_deferred` or the end; then all that came, as above
+    inside `deferred`    signal ──▶ waits for `deliver_deferred` or the end of the block, then is handled as above
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ _OUTPUTS = (1, 2)  # descriptors of standard output and standard error
 
 
 class Stopped(BaseException):
-    """A signal asked the run to end.
+    """Raised if a signal has asked the run to end.
 
-    `exit_code`: exit code of the program, 128 plus the number of the signal. `by_scheduler`: whether the signal is one
-    that schedulers send; a scheduler may start the run again.
+    `exit_code`: exit code for the program, 128 plus the number of the signal. `by_scheduler`: whether schedulers send
+    such a signal; a scheduler may start the run again.
     """
 
     def __init__(self, number: int) -> None:
@@ -48,8 +48,8 @@ class Stopped(BaseException):
 class Signals:
     """Turns signals that end a program into the exception Stopped.
 
-    After Stopped was raised to end the run without saving, further signals have no effect. The run still ends, since
-    all its waits then have deadlines.
+    When Stopped is raised in a signal handler, the run ends without saving, and further signals have no effect. The run
+    is certain to end, since all its waits have deadlines then.
     """
 
     def __init__(self) -> None:
@@ -61,10 +61,10 @@ class Signals:
         self._cut = False  # whether the first half of the grace is over
 
     def listen(self) -> None:
-        """Handle the signals of this process from now on. Does nothing outside of the main thread.
+        """Handle the signals of this process from now on. Outside of the main thread, do nothing.
 
-        Warning signals (SIGHUP, SIGUSR1, SIGUSR2) are handled only if they would end the process. So a signal that is
-        ignored, as with `nohup`, stays ignored, and handlers of other programs stay.
+        A warning signal (SIGHUP, SIGUSR1, SIGUSR2) is handled only if it would end the process. So a signal that is
+        ignored, as with `nohup`, stays ignored, and a handler that other code has set stays in place.
         """
         if threading.current_thread() is threading.main_thread():
             for each in _STOPPING:
@@ -74,10 +74,11 @@ class Signals:
 
     @contextlib.contextmanager
     def patient(self, grace_s: float) -> Iterator[None]:
-        """Within the context, let the first signal only ask the run to end after its iteration and to save.
+        """Context manager in which the first signal only asks the run to finish its iteration, save, and end.
 
-        `grace_s`: seconds from the signal in which the run has to end. After half of these seconds, Stopped is raised
-        to end the iteration; after all of them, to end the saving. 0: the first signal raises Stopped at once.
+        `grace_s`: seconds from the signal to the end of the run. After half of these seconds, Stopped is raised to end
+        the iteration; after all of them, Stopped is raised to end the saving. 0: the first signal raises Stopped
+        immediately.
         """
         self._grace_s = grace_s
         try:
@@ -93,9 +94,10 @@ class Signals:
 
     @contextlib.contextmanager
     def explaining(self) -> Iterator[None]:
-        """Within the context, if a signal has ended the run without saving, raise Stopped in place of any other error.
+        """Context manager that replaces errors by Stopped, once a signal has ended the run without saving.
 
-        The exception Stopped can cause such errors, for example when it interrupts an import.
+        The exception Stopped can cause other errors, for example when it interrupts an import. The user then sees
+        Stopped instead of these errors.
         """
         try:
             yield
@@ -105,7 +107,7 @@ class Signals:
             raise error
 
     def _stop(self, number: int, frame: FrameType | None) -> None:
-        """Handle the signal `number`, as the drawing in the module's docstring shows."""
+        """Handle the signal `number`: ask the run to end, or raise Stopped. The module's docstring shows the cases."""
         if number == signal.SIGHUP:
             _leave_closed_outputs()
         first = self.asked is None
@@ -128,7 +130,10 @@ class Signals:
         raise Stopped(self.asked)
 
     def _out_of_patience(self, number: int, frame: FrameType | None) -> None:
-        """End the iteration by Stopped after the first half of the grace, and the saving after the second half."""
+        """Handle the alarm at half of the grace period and at its end, by raising Stopped.
+
+        At half of the period, Stopped ends the iteration, and the run saves. At the end, Stopped ends the saving.
+        """
         self.at_once = self._cut
         self._cut = True
         if not self.at_once:
@@ -137,7 +142,7 @@ class Signals:
 
 
 class _Deferral:
-    """A signal handler that collects signals, and calls the program's own handlers for them later."""
+    """A signal handler that collects signals. Later it restores the previous handlers and calls them."""
 
     def __init__(self) -> None:
         self._came: list[int] = []
@@ -154,7 +159,10 @@ class _Deferral:
         )
 
     def deliver(self) -> None:
-        """Call the program's own handlers for the collected signals. If a handler raises, stop collecting signals."""
+        """Call the previous handlers for the collected signals, then go on collecting.
+
+        If a handler raises an exception, collecting ends.
+        """
         if self._came:
             self.end()
             # No handler raised, so the deferral goes on
@@ -162,9 +170,9 @@ class _Deferral:
                 signal.signal(each, self)
 
     def end(self) -> None:
-        """Restore the program's own handlers, and call them for the collected signals, in order.
+        """Restore the previous handlers, and call them for the collected signals, in order.
 
-        A handler that the program has set meanwhile is kept.
+        A handler that other code has set since then is kept.
         """
         for each, handler in self._before.items():
             if signal.getsignal(each) is self:
@@ -177,10 +185,10 @@ class _Deferral:
 
 @contextlib.contextmanager
 def deferred() -> Iterator[None]:
-    """Within the context, collect signals; at its end, handle the collected signals.
+    """Context manager that delays signals: they are collected, and handled at the end of the `with` block.
 
-    For calls of libraries that break if a signal handler raises during the call. Does nothing outside of the main
-    thread, since other threads never run a signal handler.
+    Use it for library calls that break if a signal handler raises an exception during the call. Outside of the main
+    thread it does nothing, since only the main thread runs signal handlers.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -193,9 +201,10 @@ def deferred() -> Iterator[None]:
 
 
 def deliver_deferred() -> None:
-    """Handle the collected signals now, within the context `deferred`. Call it where an exception does no harm.
+    """Within a `with deferred()` block, handle the signals that were collected so far.
 
-    Does nothing outside of the main thread.
+    Call this function where an exception of a signal handler does no harm. Outside of the main thread, or without
+    such a block, it does nothing.
     """
     deferral = signal.getsignal(signal.SIGINT)
     is_main = threading.current_thread() is threading.main_thread()
@@ -205,9 +214,10 @@ def deliver_deferred() -> None:
 
 @contextlib.contextmanager
 def blocked_signals() -> Iterator[None]:
-    """Within the context, keep SIGTERM and warning signals from started processes, and delay them for this process.
+    """Context manager that blocks SIGTERM and warning signals in this thread and in processes that are started in it.
 
-    A terminal and Slurm send these signals to all processes of a run. Ray itself shields its processes from Ctrl-C.
+    In this thread, a blocked signal is delivered after the `with` block. Started processes keep the signals blocked,
+    since a terminal and Slurm send them to all processes of a run. Ray itself shields its processes from Ctrl-C.
     """
     before = signal.pthread_sigmask(signal.SIG_BLOCK, _TO_ALL)
     try:
@@ -217,9 +227,9 @@ def blocked_signals() -> Iterator[None]:
 
 
 def outlast_sigterm() -> None:
-    """Make SIGTERM have no effect in a process that was started within `blocked_signals`; only in the main thread.
+    """Make SIGTERM have no effect in this process, if it was started within `blocked_signals`.
 
-    Threads that start processes should call `unblock_sigterm`.
+    Outside of the main thread, do nothing. Threads that start processes should call `unblock_sigterm`.
     """
     blocked = signal.SIGTERM in signal.pthread_sigmask(signal.SIG_BLOCK, ())
     if blocked and threading.current_thread() is threading.main_thread():
@@ -227,26 +237,32 @@ def outlast_sigterm() -> None:
 
 
 def unblock_sigterm() -> None:
-    """Let SIGTERM reach the processes that this thread starts, since SIGTERM is the usual way to end a process."""
+    """Unblock SIGTERM in this thread, so that SIGTERM can end the processes that this thread starts."""
     signal.pthread_sigmask(signal.SIG_UNBLOCK, (signal.SIGTERM,))
 
 
 def _would_end(number: int) -> bool:
-    """Return whether the signal `number` would end this process, by default or by a `Signals` of an earlier run."""
+    """Return whether the signal `number` would end this process.
+
+    True if the signal has its default action, or is handled by a `Signals` object of an earlier run.
+    """
     handler = signal.getsignal(number)
     owner = getattr(handler, "__self__", None)
     return handler == signal.SIG_DFL or isinstance(owner, Signals)
 
 
 def _is_deferrable(number: int) -> bool:
-    """Return whether the signal `number` has an effect and a handler that can be restored; a handler in C cannot."""
+    """Return whether the signal `number` can be collected and handled later.
+
+    False if the signal is ignored, or if its handler was not set by Python and so could not be restored.
+    """
     return signal.getsignal(number) not in (signal.SIG_IGN, None)
 
 
 def _leave_closed_outputs() -> None:
-    """Redirect standard output and standard error to the null device if their terminal is gone.
+    """Redirect standard output and standard error to the null device if their terminal or reader is gone.
 
-    Without this, every write would fail, including the messages about saving.
+    Otherwise, every later write would fail, such as the messages about saving.
     """
     watched = select.poll()
     for descriptor in _OUTPUTS:
@@ -259,7 +275,7 @@ def _leave_closed_outputs() -> None:
 
 
 def _write_error(text: str) -> None:
-    """Write `text` to standard error without `print`: the signal may have interrupted a `print`."""
+    """Write `text` to standard error without `print`, for signal handlers, which may interrupt a `print`."""
     with contextlib.suppress(OSError):  # the terminal is gone
         descriptor = sys.__stderr__.fileno() if sys.__stderr__ else 2
         os.write(descriptor, text.encode())

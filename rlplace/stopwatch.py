@@ -38,9 +38,10 @@ _CALL: ContextVar[list[Stopwatch] | None] = ContextVar(
 
 
 class Part(NamedTuple):
-    """Sums over laps of one call: the laps with one part, one size (to two digits) and one value of `cold`.
+    """Sums over the laps of a call that belong to the same part, with the same size (two digits) and value of `cold`.
 
-    `cold`: whether the thread had lost its processor just before these laps (for the part "wait": in these laps).
+    A part is a named kind of work within the call; a lap is one execution of it. `cold`: whether the thread had lost
+    its processor in the lap before each of these laps (for the part "wait": in these laps themselves).
     """
 
     name: str
@@ -55,10 +56,10 @@ class Part(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Spans:
-    """The laps of one stopwatch in order. Lap i belongs to part `names[which[i]]` and ended at `ends[i]`.
+    """The laps of one stopwatch in order. Lap i belongs to the part `names[which[i]]` and ended at `ends[i]`.
 
-    Lap i began when lap i - 1 ended, and lap 0 at `began_s`. Times are seconds since the epoch, by the clock of the
-    rank's node.
+    Lap 0 began at `began_s`; each further lap began when the lap before it ended. Times are seconds since the epoch, by
+    the clock of the rank's node.
     """
 
     began_s: float
@@ -69,8 +70,10 @@ class Spans:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class CallRecord:
-    """The time that one call of a worker's method took on one rank: elapsed time, processor time, and the times of its
-    parts.
+    """The time that one call of a worker method took on one rank: elapsed, processor time, and the times of its parts.
+
+    `parts`: sums over the laps of each part. `spans`: the laps of each stopwatch. `draws`: name of a distribution ->
+    its values in order, such as the lengths of answers.
     """
 
     method: str
@@ -94,9 +97,10 @@ def _read() -> tuple[float, float]:
 
 
 class Stopwatch:
-    """Measures how many seconds of one call each part of the call takes.
+    """Measures the seconds that each part of a call takes.
 
-    The first lap begins when the stopwatch is made. Every other lap begins when the lap before it ends.
+    The call is divided into laps. The first lap begins when the stopwatch is created; each further lap begins when the
+    lap before it ends.
     """
 
     def __init__(
@@ -104,8 +108,8 @@ class Stopwatch:
     ) -> None:
         """Start the stopwatch.
 
-        `parts`: names of parts that are reported even without laps. `read`: returns the time of a clock and the
-        processor time of the thread, both in seconds.
+        `parts`: names of parts that are reported even if they have no lap. `read`: a function that returns (clock time,
+        processor time of the thread) in seconds.
         """
         self._read = read
         self.seconds = dict.fromkeys(parts, 0.0)
@@ -120,9 +124,9 @@ class Stopwatch:
             watches.append(self)
 
     def lap(self, part: str, size: float = 0.0) -> None:
-        """Add the time since the last lap to `part`.
+        """End the present lap: add the time since the end of the last lap to `part`.
 
-        `size`: number of rows, tokens or sequences that the lap worked on; 0 if nothing is counted.
+        `size`: number of rows, tokens or sequences that were processed in the lap; 0 if nothing is counted.
         """
         now, cpu = self._read()
         wall_s = now - self._since
@@ -149,7 +153,10 @@ class Stopwatch:
         sums[5] = min(sums[5], wall_s - cpu_s)
 
     def _thin_out(self) -> None:
-        """Join neighbouring laps until at most about half of MOST_LAPS are left; each part keeps its seconds."""
+        """Merge short neighbouring laps, so that at most about half of MOST_LAPS laps are left.
+
+        The total seconds of each part do not change.
+        """
         least_s = (self._ends[-1] - self._began) * 2 * len(self._names) / MOST_LAPS
         which = bytearray()
         ends = array("d")
@@ -216,9 +223,9 @@ def _rounded(size: float) -> float:
 
 
 class Recorder:
-    """A context manager around one call of a worker's method, used in the thread of the call.
+    """Context manager around one call of a worker method, in the thread of the call.
 
-    It collects the stopwatches that are made during the call. Afterwards, `record` returns the times of the call.
+    It collects the stopwatches that are created during the call. After the call, `record` returns the times.
     """
 
     def __init__(self, method: str) -> None:
@@ -237,7 +244,7 @@ class Recorder:
         self._ended = time.perf_counter()
 
     def record(self) -> CallRecord:
-        """Return the record of the call, after the call has ended."""
+        """Return the times of the call. Use this method after the `with` block, in the same thread."""
         epoch_s = time.time() - time.perf_counter()
         cpu_s = time.thread_time() - self._cpu
         process_cpu_s = time.process_time()

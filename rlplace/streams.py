@@ -1,5 +1,6 @@
-"""Standard streams that a command can write to safely, even if they are closed, cut off or lack characters, or the disk
-is full.
+"""Standard streams to which a command can always write without an error.
+
+Writes succeed even if a stream is closed, its reader is gone, its encoding lacks a character, or the disk is full.
 """
 
 from __future__ import annotations
@@ -25,13 +26,13 @@ _PLAIN = {
 
 
 class Streams:
-    """The standard streams of this process, which the constructor makes safe to write to.
+    """The standard streams of this process. The constructor replaces them by streams to which writes never fail.
 
-    The constructor also registers `FALLBACK`, an error handler for codecs.
+    The constructor also registers the codec error handler `FALLBACK`, for characters that an encoding lacks.
     """
 
     def __init__(self) -> None:
-        """Replace those of `sys.stdin`, `sys.stdout` and `sys.stderr` that are missing or can raise in a write."""
+        """Replace `sys.stdout` and `sys.stderr` by safe streams, and `sys.stdin` if it is missing."""
         codecs.register_error(FALLBACK, _fallback)
         if sys.stdin is None:
             sys.stdin = _null(0, "r")
@@ -51,10 +52,10 @@ class Streams:
         return error
 
     def _safe(self, stream: TextIO | None, descriptor: int) -> TextIO:
-        """Return a stream for `descriptor` whose writes never raise.
+        """Return a stream to `descriptor` with writes that never raise an error.
 
-        `stream`: the present standard stream; None if there is none. A stream that does not write to `descriptor`, as
-        in a notebook, is returned unchanged.
+        `stream`: the present standard stream; None: it is missing. A stream that does not write to `descriptor`, as in
+        a notebook, is returned unchanged.
         """
         if stream is None:
             return _null(descriptor, "w")
@@ -76,15 +77,16 @@ class Streams:
 
 
 class _Output(io.FileIO):
-    """A file descriptor to which every write succeeds. Data that cannot be written is dropped.
+    """A file descriptor to which every write succeeds. After the first error, all data is dropped.
 
-    So a run goes on when its terminal or its reader is gone, or the disk is full. `error` is the first error.
+    So a run continues if its terminal or reader is gone, or if the disk is full. `error`: the first error; None: no
+    error yet.
     """
 
     error: OSError | None = None
 
     def write(self, data: Any, /) -> int:
-        """Write an object that has bytes, such as a memoryview; return the number of bytes."""
+        """Write `data`, an object with bytes such as a memoryview. Return the number of bytes written or dropped."""
         while self.error is None:
             try:
                 written = super().write(data)
@@ -99,17 +101,17 @@ class _Output(io.FileIO):
 
 
 class _Unbuffered(io.BufferedWriter):
-    """A writer that writes all bytes at once; a bare descriptor may write only a part of them."""
+    """A writer that writes all bytes of each call immediately. A bare descriptor may write only a part of them."""
 
     def write(self, data: Any, /) -> int:
-        """Write an object that has bytes, such as a memoryview, and flush; return the number of bytes."""
+        """Write `data`, an object with bytes such as a memoryview, and flush. Return the number of bytes."""
         written = super().write(data)
         self.flush()
         return written
 
 
 def _is_of(stream: TextIO, descriptor: int) -> TypeGuard[io.TextIOWrapper]:
-    """Return whether a stream writes to the descriptor and to nothing else."""
+    """Return whether `stream` is a plain text stream to `descriptor`, and not a replacement as in a notebook."""
     try:
         return type(stream) is io.TextIOWrapper and stream.fileno() == descriptor
     except OSError:  # a stream in memory has no descriptor
@@ -117,9 +119,9 @@ def _is_of(stream: TextIO, descriptor: int) -> TypeGuard[io.TextIOWrapper]:
 
 
 def _null(descriptor: int, mode: Literal["r", "w"]) -> TextIO:
-    """Return a stream of the null device. If `descriptor` is closed, connect it to the null device too.
+    """Return a stream to the null device. If `descriptor` is closed, connect it to the null device as well.
 
-    If the descriptor stayed closed, the next file or socket would get its number, and prints would go to that file.
+    Otherwise the next file or socket would get the number of the closed descriptor, and would receive printed text.
     `mode`: "r" to read, "w" to write.
     """
     null = os.open(os.devnull, os.O_RDWR)
@@ -136,9 +138,10 @@ def _null(descriptor: int, mode: Literal["r", "w"]) -> TextIO:
 
 
 def _fallback(error: UnicodeError) -> tuple[str | bytes, int]:
-    """Return the replacement for a character that an encoding lacks, and the position from which encoding goes on.
+    """Return (replacement for a character that the encoding lacks, position after the character).
 
-    The replacement is the raw byte of a file name, or characters that resemble the character, or `?`.
+    This is a codec error handler; `error` has the text and the position. The replacement is a similar ASCII text such
+    as `->`, or `?`. For a byte of a file name that could not be decoded, it is this byte.
     """
     if not isinstance(error, UnicodeEncodeError):
         raise error

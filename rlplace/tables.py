@@ -14,12 +14,12 @@ def table(
     right: Collection[int] = (),
     most: int | None = None,
 ) -> list[str]:
-    """Return one line of text for each row; each column is as wide as its widest cell.
+    """Return one line of text for each row of a table. Each column is as wide as its widest cell.
 
-    `rows`: all have the same number of cells. `gap`: number of spaces between columns. `right`: numbers of the columns,
-    from 0, that are aligned to the right; the others are aligned to the left. `most`: greatest width of a column, in
-    characters; a longer cell pushes the rest of its line to the right; None for no limit. Lines have no spaces at
-    their ends.
+    `rows`: the cells of each row; all rows need the same number of cells. `gap`: number of spaces between columns.
+    `right`: numbers of the columns, from 0, to align to the right; all further columns are aligned to the left. `most`:
+    greatest width of a column in characters; None: no limit. A longer cell shifts the cells after it to the right.
+    Lines have no trailing spaces.
     """
     rows = list(rows)
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
@@ -38,7 +38,7 @@ def table(
 
 
 def chapter(title: str, lines: Iterable[str]) -> str:
-    """Return a text: the title, and below it the lines, each indented by two spaces."""
+    """Return a text that consists of the title and, below it, the lines, indented by two spaces."""
     return "\n".join([title, *indented(lines)])
 
 

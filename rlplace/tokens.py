@@ -1,5 +1,4 @@
-"""Messages between text environments, generation engines and learners. They have token ids, so nothing is encoded
-twice.
+"""Messages between text environments, generation engines and learners. They carry token ids instead of text.
 
 Letters: P prompt tokens, N new tokens, L tokens of a whole episode.
 
@@ -30,7 +29,7 @@ Files = Sequence[
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
-    """An env rank's request to a rollout rank: continue a conversation, with `samples` different answers."""
+    """An env rank's request to a rollout rank: generate `samples` answers to the conversation in `tokens`."""
 
     env_rank: int
     iteration: int
@@ -51,7 +50,12 @@ class Request:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Completion:
-    """A rollout rank's result: one finished answer, with tokens and log-probabilities of one forward pass."""
+    """A rollout rank's result: one finished answer, with its tokens and their log-probabilities.
+
+    The log-probabilities are those of the forward passes that sampled the tokens. `group`, `sample`, `turn`: the
+    sample in its group that the answer belongs to, and the turn of the conversation. `held_out`: whether the prompt is
+    one for evaluation. `finish`: "stop": the answer ended by itself; "length": it was cut off.
+    """
 
     env_rank: int  # rank that asked for the answer
     iteration: int
@@ -69,17 +73,20 @@ class Completion:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Sample:
-    """An env rank's result: one whole episode. At tokens with a false `mask`, `logprobs` is 0 and `versions` is -1."""
+    """An env rank's result: one whole episode.
+
+    At tokens that the policy did not sample (false in `mask`), `logprobs` is 0 and `versions` is -1.
+    """
 
     group: int
-    sample: int
+    sample: int  # number of the sample in its group
     tokens: Tokens  # [L], prompt, answers and the environment's texts between them
     mask: NDArray[
         np.bool_
     ]  # [L], the loss mask: true at the tokens that the policy sampled
     logprobs: NDArray[np.float32]  # [L]
     versions: Tokens  # [L]
-    # Weighted sum of all rewards of the episode; nan: poisoned by a number that is not finite, to be left out
+    # Weighted sum of all rewards of the episode; nan: a number is not finite, so learners leave the sample out
     reward: float
     rewards: Mapping[str, float]  # value of each reward function, by name
     turns: int
@@ -112,7 +119,7 @@ class Sample:
 
     @property
     def weight(self) -> int:
-        """The number of tokens of the sample: the size that a channel counts for it."""
+        """The number of tokens: the size of the sample in the statistics and limits of a channel."""
         return len(self.tokens)
 
     @property
@@ -122,8 +129,9 @@ class Sample:
 
     @property
     def prompt_tokens(self) -> int:
-        """The number of tokens before the first token that the policy sampled; all tokens if the
-        policy sampled none.
+        """The number of tokens before the first token that the policy sampled.
+
+        If the policy sampled no token, all tokens count.
         """
         if self.mask.any():
             return int(self.mask.argmax())
@@ -132,7 +140,7 @@ class Sample:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Scores:
-    """Numbers about one sample: the scores from a critic, a reference or a reward, or the returns for the critic."""
+    """Numbers about one sample: scores from a critic, a reference or a reward, or the returns for the critic."""
 
     group: int
     sample: int
@@ -144,9 +152,10 @@ class Scores:
 
 @dataclasses.dataclass(slots=True)
 class Episode:
-    """A conversation in progress: the prompt, and pieces, which are answers of the policy or texts of the environment.
+    """A conversation in progress.
 
-    The texts of the environment are masked: nothing is learned from them.
+    `pieces`: what follows the prompt, in order: answers of the policy as Completion, texts of the environment as arrays
+    of tokens. The texts of the environment are masked out of the loss.
     """
 
     group: int
@@ -156,7 +165,7 @@ class Episode:
     pieces: list[Completion | Tokens] = dataclasses.field(default_factory=list)
 
     def tokens(self) -> Tokens:
-        """Return all tokens of the conversation so far, [L]."""
+        """Return the tokens of the prompt and of all pieces so far, [L]."""
         return np.concatenate(
             [
                 self.prompt,
@@ -167,10 +176,10 @@ class Episode:
     def finish(
         self, rewards: Mapping[str, float], weights: Mapping[str, float]
     ) -> Sample:
-        """Return the episode as a Sample.
+        """Return the episode as a Sample, with the weighted sum of its rewards as reward.
 
-        `rewards`: reward function -> its value. `weights`: reward function -> its factor in the sum. The sum is the
-        reward of the sample; the reward is nan if a log-probability is not finite.
+        `rewards`: reward function -> its value. `weights`: reward function -> its factor in the sum. The reward is nan
+        if a log-probability is not finite.
         """
         answers = [p for p in self.pieces if isinstance(p, Completion)]
         logprobs = self._along(lambda c: c.logprobs, 0.0, np.float32)
@@ -194,8 +203,8 @@ class Episode:
     def _along(self, of: Any, otherwise: Any, dtype: Any) -> Array:
         """Return an array [L] with a value for each token of the episode.
 
-        `of`: returns the values at the tokens of an answer, from its Completion. `otherwise`: value at every other
-        token. `dtype`: dtype of the array.
+        `of`: a function that returns the values for the tokens of an answer, from its Completion. `otherwise`: the
+        value for all tokens that are not part of an answer. `dtype`: dtype of the array.
         """
         parts = [np.full(len(self.prompt), otherwise, dtype)]
         parts += [
@@ -206,7 +215,7 @@ class Episode:
 
 
 def by_group(samples: Sequence[Sample]) -> dict[int, list[Sample]]:
-    """Return group -> its samples. Groups, and the samples within a group, are in the order of their numbers."""
+    """Return number of a group -> its samples. Groups and their samples are in ascending order of their numbers."""
     groups: dict[int, list[Sample]] = {}
     for sample in sorted(samples, key=lambda s: (s.group, s.sample)):
         groups.setdefault(sample.group, []).append(sample)

@@ -18,23 +18,22 @@ _MODEL = "policy"  # name of the folder of a language model
 class Trained:
     """A trained policy on the disk.
 
-    `weights`: the file POLICY, or the folder of the actor's state in a checkpoint. `config`: config of the job that
-    trained the policy. `checkpoint`: the checkpoint that has the policy; None if the weights belong to no checkpoint.
+    `weights`: the file `policy.safetensors`, or the folder of the actor's state in a checkpoint. `config`: config of
+    the job that trained the policy. `checkpoint`: the checkpoint of the policy; None: only the weights are saved.
     """
 
     weights: Path
-    config: Any  # config of the job that trained the policy
-    # None: there are weights alone
+    config: Any
     checkpoint: Checkpoint | None
 
     @property
     def folder(self) -> Path:
-        """The folder of the checkpoint, or of the weights."""
+        """The folder of the checkpoint; without a checkpoint, the folder with the file of weights."""
         return self.weights.parent
 
     @property
     def text(self) -> str:
-        """A text that says which policy this is: its file, or the iteration, the policy version and the folder."""
+        """A text that names the policy: iteration, policy version and folder of its checkpoint, or else its file."""
         found = self.checkpoint
         if found is None:
             return str(self.weights)
@@ -42,7 +41,7 @@ class Trained:
 
 
 def where(run: Path) -> str:
-    """Return the last line that a run prints, which names its newest saved policy and the command to play the policy.
+    """Return the last line that a run prints: its newest saved policy, and the command that plays this policy.
 
     `run`: folder of the run.
     """

@@ -1,4 +1,4 @@
-"""Messages between simulators, rollout and learner, which can be cut and joined along the axis of environments.
+"""Messages between simulators, rollout and learner. Trajectories can be cut and joined along the rows (environments).
 
 Letters: T steps of an iteration, B environments (rows), O observation shape, A action shape, K truncations. Rows are
 numbered over the whole job: row i is the same simulator in every placement. Arrays are NumPy arrays, since env workers
@@ -29,7 +29,7 @@ _ALONG_ROWS = (
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Observation:
-    """A message of an env rank: observations, for which a rollout rank decides the actions."""
+    """A message from an env rank to a rollout rank: the observations of B rows, for which actions are wanted."""
 
     env_rank: int
     stage_group: int
@@ -44,7 +44,10 @@ class Observation:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class ActionChunk:
-    """A message of a rollout rank: the actions for one Observation, with the same order of rows (B)."""
+    """A message from a rollout rank to an env rank: the actions for the B rows of one Observation, in the same order.
+
+    `version`: the policy version that decided.
+    """
 
     stage_group: int
     step: int
@@ -60,15 +63,16 @@ class ActionChunk:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Trajectory:
-    """A message of an env rank: T steps of B neighbouring environments. `actions[t]` answers `observations[t]`.
+    """A message from an env rank to an actor rank: T steps of B neighbouring rows.
 
-    When an episode ends at step t, the next one begins at once, and `observations[t + 1]` is its first observation. If
-    the episode was cut by a time limit (`truncated`), its last observation is in `final_observations`, so that the
-    learner can bootstrap from this observation. `final_observations` has the order of `numpy.argwhere(truncated)`.
+    `actions[t]` are the actions for `observations[t]`. `version_min`, `version_max`: the least and the greatest policy
+    version that acted. When an episode ends at step t, the next episode begins, and `observations[t + 1]` is its first
+    observation. If the episode was cut by a time limit (`truncated`), its last observation is in `final_observations`,
+    so that the learner can bootstrap from it. The order there is that of `numpy.argwhere(truncated)`.
 
-    A step is poisoned if its reward or next observation was not finite. Its reward is then nan, `terminated` is true,
-    and all its other numbers are finite. Nothing is learned from the poisoned step; the learner bootstraps the step
-    before it from the poisoned step's observation.
+    A step is poisoned if its reward or next observation was not finite. In the trajectory, its reward is nan,
+    `terminated` is true, and all further numbers of the step are finite. The learner leaves the poisoned step out. It
+    bootstraps the return of the step before from the observation of the poisoned step.
     """
 
     first_row: int
@@ -114,11 +118,14 @@ class Trajectory:
 
     @property
     def weight(self) -> int:
-        """The number of samples, T * B: the size that a channel counts for the trajectory."""
+        """The number of samples, T * B: the size of the trajectory in the statistics and limits of a channel."""
         return int(self.rewards.size)
 
     def split(self, start: int, stop: int) -> Trajectory:
-        """Return the rows start..stop-1 of this trajectory; its first row is row 0. Arrays are views where possible."""
+        """Return the rows start..stop-1 as a trajectory. Rows are counted from 0 at the first row of this trajectory.
+
+        The arrays are views of the arrays of this trajectory where possible.
+        """
         if not 0 <= start < stop <= self.rows:
             raise ValueError(f"trajectory: rows {start}:{stop} of {self.rows}")
         cut = np.argwhere(self.truncated)[:, 1]
@@ -133,9 +140,10 @@ class Trajectory:
 
 
 def concat(pieces: Sequence[Trajectory]) -> Trajectory:
-    """Return one trajectory with the rows of all `pieces`.
+    """Join trajectories along their rows, and return the joint trajectory.
 
-    `pieces`: trajectories of neighbouring rows, in any order. Raises ValueError if rows are missing or come twice.
+    `pieces`: trajectories in any order, with rows that follow each other. Raises ValueError if a row is missing or
+    repeated.
     """
     pieces = sorted(pieces, key=lambda p: p.first_row)
     if not pieces:

@@ -1,6 +1,4 @@
-"""The versions of Python and of libraries with which rlplace was tried, and what other versions may cause:
-`tried.toml`.
-"""
+"""The versions of Python and of libraries with which rlplace was tested, read from `tried.toml`."""
 
 from __future__ import annotations
 
@@ -20,9 +18,9 @@ PYTHON = "Python"
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Window:
-    """The versions of a library with which rlplace was tried, from `oldest` to `newest`.
+    """The range of versions of a library with which rlplace was tested, from `oldest` to `newest`.
 
-    `means`: text that says what another version may cause.
+    `means`: a text about what may go wrong with a version outside of the range.
     """
 
     oldest: str
@@ -30,7 +28,7 @@ class Window:
     means: str
 
     def holds(self, version: str) -> bool:
-        """Return whether a version is within the window; only its first three numbers count."""
+        """Return whether a version is in the range. Only the first three numbers of a version count."""
         try:
             release = _release(version)
         except InvalidVersion:
@@ -40,7 +38,7 @@ class Window:
 
 @functools.cache
 def windows() -> Mapping[str, Window]:
-    """Return the windows of `tried.toml`, by the name of the distribution, such as `torch`."""
+    """Return name of a library, such as `torch` -> the range of its tested versions, from `tried.toml`."""
     rows = tomllib.loads(
         files("rlplace").joinpath("tried.toml").read_text(encoding="utf-8")
     )
@@ -48,9 +46,9 @@ def windows() -> Mapping[str, Window]:
 
 
 def untried(name: str, version: str | None) -> Window | None:
-    """Return the window of the library `name` if `version` is outside of it.
+    """Return the range of tested versions of the library `name`, if `version` is not in the range.
 
-    Return None if `version` is within the window, if `version` is None, or if the library has no window.
+    Return None if `version` is in the range or None, or if no range is known for the library.
     """
     window = windows().get(name)
     if window is None or version is None or window.holds(version):
@@ -59,7 +57,7 @@ def untried(name: str, version: str | None) -> Window | None:
 
 
 def installed() -> dict[str, str]:
-    """Return the installed versions of Python and of all libraries that have a window, by name."""
+    """Return name -> installed version, for Python and for each installed library with a range in `tried.toml`."""
     found = {name: version_of(name) for name in windows() if name != PYTHON}
     return {PYTHON: platform.python_version()} | {
         name: found[name] or "" for name in found if found[name]

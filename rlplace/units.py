@@ -6,7 +6,10 @@ _UNITS = (("TiB", 1 << 40), ("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)
 
 
 def show_bytes(size: int) -> str:
-    """Return a size as text with three significant digits, in the largest unit that fits: `62.8 GiB`, `12 bytes`."""
+    """Return a size in bytes as text, with three significant digits and a unit: `62.8 GiB`, `12 bytes`.
+
+    The unit is the largest one that is not larger than the size.
+    """
     unit, scale = next(((u, s) for u, s in _UNITS if abs(size) >= s), ("bytes", 1))
     if abs(size) < 1000 * scale:
         return f"{size / scale:.3g} {unit}"
@@ -14,26 +17,24 @@ def show_bytes(size: int) -> str:
 
 
 def exact_bytes(size: int) -> str:
-    """Return a size as text with the exact number, `1.5 GiB (1610612736)`, for sizes that differ by little."""
+    """Return a size in bytes as text with a unit and the exact number of bytes: `1.5 GiB (1610612736)`."""
     if abs(size) >= 1 << 10:
         return f"{show_bytes(size)} ({size})"
     return show_bytes(size)
 
 
 def clipped(text: str, longest: int, mark: str = " ...") -> str:
-    """Return `text`, shortened to `longest` characters if it has more.
-
-    A shortened text consists of the beginning of `text` and of `mark`.
-    """
+    """Return `text`. If it has more than `longest` characters, return its beginning and `mark`, `longest` in total."""
     if len(text) <= longest:
         return text
     return text[: longest - len(mark)] + mark
 
 
 def byte_unit(most: int) -> tuple[int, str]:
-    """Return the bytes and the name of a unit, such as (1 << 30, "GiB"), for a table of sizes.
+    """Return (bytes, name) of the unit for a table of sizes, such as (1 << 30, "GiB").
 
-    `most`: the largest size in the table, in bytes.
+    `most`: the largest size in the table, in bytes. The unit is GiB, MiB, KiB or bytes: the largest one that is not
+    larger than `most`.
     """
     return next(
         ((scale, unit) for unit, scale in _UNITS[1:] if most >= scale), (1, "bytes")
@@ -41,19 +42,19 @@ def byte_unit(most: int) -> tuple[int, str]:
 
 
 def plural(count: int, noun: str) -> str:
-    """Return the noun in the form for `count` things: `rank` for 1, `ranks` for all other counts."""
+    """Return the noun in singular if `count` is 1, else in plural: `rank`, `ranks`."""
     if count == 1:
         return noun
     return f"{noun}s"
 
 
 def counted(count: int, noun: str) -> str:
-    """Return the number with its noun: `1 rank`, `3 ranks`."""
+    """Return the number and the noun, in singular or plural: `1 rank`, `3 ranks`."""
     return f"{count} {plural(count, noun)}"
 
 
 def verb(count: int, base: str) -> str:
-    """Return the verb for `count` subjects: `needs` for 1, `need` for all other counts."""
+    """Return the form of a verb for `count` subjects: `needs` if `count` is 1, else `need`. `base`: such as `need`."""
     if count == 1:
         return f"{base}s"
     return base

@@ -119,7 +119,7 @@ class Sample:
 
     @property
     def weight(self) -> int:
-        """The number of tokens: the size of the sample in the statistics and limits of a channel."""
+        """The number of tokens: the weight of the sample in a channel's `get_batch`."""
         return len(self.tokens)
 
     @property

@@ -118,7 +118,7 @@ class Trajectory:
 
     @property
     def weight(self) -> int:
-        """The number of samples, T * B: the size of the trajectory in the statistics and limits of a channel."""
+        """The number of samples, T * B: the weight of the trajectory in a channel's `get_batch`."""
         return int(self.rewards.size)
 
     def split(self, start: int, stop: int) -> Trajectory:

@@ -1,4 +1,4 @@
-"""Compose configs with Hydra: from a command line to plain mappings that know where every value was written."""
+"""Compose configs with Hydra: from a command line to plain mappings, with the file and line of every value."""
 
 from __future__ import annotations
 
@@ -69,10 +69,9 @@ from rlplace.tables import table
 # In a clone, this is a link to the folder beside the package
 CONFIG_DIR = (Path(__file__).parents[1] / "configs").resolve()
 GOAL = "runner.stop_at_return"
-# Keys that choose a task, simulator, model or preset, and a pattern of the keys that belong to that choice. When
-# another choice replaces it, those keys are dropped.
-# choice starts without them.
 _PRESET = "cluster.component_placement.preset"  # replaces the lines of components
+# Keys that choose a task, simulator, model or preset, and a pattern of the keys that belong to the choice. If a later
+# file or override chooses anew, the keys that belong to the old choice are dropped.
 _CHOICES = (
     (
         ("env.kind", "env.id", "env.task"),
@@ -91,42 +90,49 @@ _RESOLVERS = (
     "oc.deprecated",
     "hydra",
 )
+# Hydra's config groups of declared clusters and models. The name is that of the subfolder with the files of the group,
+# and of the config block that such a file fills.
 CLUSTER = "cluster"
-# Groups of declared clusters and models: folder of a config folder, and name of the block that a file of it fills
 MODEL = "model"
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Composed:
-    """One composed config, in plain Python values."""
+    """A composed config, in plain Python values.
+
+    `sources`: config key -> file and line in which its value is set. `words`: command-line words that compose this
+    config. `goal`: the dropped value of `runner.stop_at_return`, if an override has replaced the environment for which
+    this goal was set; None: no goal was dropped.
+    """
 
     name: str
     mapping: Mapping[str, Any]
-    sources: Mapping[str, Source]  # key path -> where its value was written
-    # A command line that composes this config
+    sources: Mapping[str, Source]
     words: Sequence[str] = dataclasses.field(default=(), compare=False)
-    # `runner.stop_at_return` of the file, if an override has replaced the environment that this goal was for.
     goal: float | None = None
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class CommandLine:
-    """The flags and overrides of a command line, without the program."""
+    """The parsed words of a command line: Hydra's flags, the config, and the overrides.
+
+    `flags`: Hydra's flags. `name`: name of the config; None: the command line does not name one. `folders`: the folders
+    with configs, clusters and models: the user's, then the shipped one. `root`: the first of `folders` with the config.
+    """
 
     flags: argparse.Namespace
     overrides: Sequence[str]
-    name: str | None  # name of the config
-    # Folders with configs, clusters and models: the user's, then the shipped one
+    name: str | None
     folders: Sequence[Path]
-    root: Path  # the first of `folders` that has the config
+    root: Path
 
     @classmethod
     def of(cls, argv: Sequence[str]) -> CommandLine:
-        """Return the command line whose words are `argv`, without the program.
+        """Parse the words `argv` of a command line, without the program.
 
-        Without `--config-name`, the first word that is not an override names the config. A name that ends in .yaml is
-        the path of a file; configs are searched in the folder of this file first. Raises ConfigError for an unknown
-        flag.
+        The config is named by `--config-name`, or else by the first word that is not an override. A name that ends in
+        .yaml is the path of a file; the folder of this file is then searched for configs first. Raises ConfigError for
+        an unknown flag.
         """
         flags = _parser().parse_intermixed_args([readable(word) for word in argv])
         given = [
@@ -155,26 +161,24 @@ class CommandLine:
 
     @property
     def swept(self) -> bool:
-        """Whether the command line asks for several runs, so that a comma in an override separates their values."""
+        """Whether the command line asks for a sweep. Commas in overrides then separate the values of several runs."""
         return bool(self.flags.multirun) or "hydra.mode=MULTIRUN" in self.overrides
 
     @property
     def file(self) -> Path:
-        """The config's own file, which may not exist."""
+        """The path of the config's file. The file may not exist."""
         return self.root / f"{self.name}.yaml"
 
     @property
     def text(self) -> str:
-        """The text of the config's own file; empty if there is no such file. Raises ConfigError if it is not
-        UTF-8.
-        """
+        """The text of the config's file; "" if the file does not exist. Raises ConfigError if the text is not UTF-8."""
         if self.file.is_file():
             return text_of(self.file, _short(self.file))
         return ""
 
 
 def _parser() -> OptionParser:
-    """Return a parser of Hydra's flags. Its error for an unknown flag proposes the flag or key that is meant."""
+    """Return a parser of Hydra's flags. For an unknown flag, its error proposes the flag or key that may be meant."""
     parser = OptionParser("command line", word_of=word_meant, add_help=False)
     for name, short in (("config-name", "cn"), ("config-path", "cp"), ("package", "p")):
         parser.add_argument(f"--{name}", f"-{short}")
@@ -194,10 +198,10 @@ FLAGS = frozenset(
 
 
 def with_hydra(argv: Sequence[str]) -> list[Composed]:
-    """Return the composed configs of a command line: several under `--multirun`, none for `--cfg`, else one.
+    """Return the composed configs of a command line: one, or several with `--multirun`.
 
-    `argv`: words of the command line, without the program. With `--cfg`, the config is printed instead. Raises
-    ConfigError for a config, a flag or an override that does not exist or does not parse.
+    `argv`: words of the command line, without the program. With `--cfg`, the config is printed and the result is empty.
+    Raises ConfigError for a config, a flag or an override that does not exist or cannot be parsed.
     """
     argv = [readable(word) for word in argv]
     line = CommandLine.of(argv)
@@ -252,10 +256,10 @@ def _composed_jobs(
     line: CommandLine,
     overrides: list[str],
 ) -> list[Composed]:
-    """Return one composed config, or under `--multirun` one for each combination of values of the overrides.
+    """Return the composed config; with `--multirun`, a composed config for each combination of the overrides' values.
 
-    `argv`: words of the command line, parsed into `line`. `overrides`: overrides as Hydra takes them. Hydra must be
-    initialised.
+    `argv`: words of the command line. `line`: these words, parsed. `overrides`: overrides in Hydra's form. Hydra has to
+    be initialised.
     """
     jobs = [overrides]
     if line.swept:
@@ -275,7 +279,7 @@ def _composed_jobs(
 
 
 def _unknown_config(line: CommandLine) -> ConfigError:
-    """Return the error about a command line that names no config, or names a config that does not exist."""
+    """Return the error for a command line without a config name, or with the name of a config that does not exist."""
     names = config_names(line.root)
     word = (line.name or "").rpartition("/")[2].removesuffix(".yml")
     near = did_you_mean(word, names)
@@ -314,7 +318,10 @@ def _unknown_config(line: CommandLine) -> ConfigError:
 
 
 def _print_config(line: CommandLine, overrides: list[str]) -> None:
-    """Print the composed config in the form that the flags `--cfg`, `--package` and `--resolve` ask for."""
+    """Print the composed config, as the flags `--cfg`, `--package` and `--resolve` in `line` say.
+
+    `overrides`: overrides in Hydra's form.
+    """
     hydra = GlobalHydra.instance().hydra
     assert hydra is not None
     if line.flags.cfg != "job" or line.name is None:
@@ -356,7 +363,7 @@ def _print_config(line: CommandLine, overrides: list[str]) -> None:
 
 
 def with_defaults(file: Path) -> Composed | None:
-    """Return the config of another program, composed with its `defaults`; `${...}` is not replaced.
+    """Compose a config file of another program with the files in its `defaults`. References `${...}` stay as they are.
 
     Return None if Hydra cannot compose the config, for example because a file in `defaults` is missing.
     """
@@ -378,10 +385,10 @@ def with_defaults(file: Path) -> Composed | None:
 
 
 def _composed_despite_lists(name: str | None, overrides: list[str]) -> Composed:
-    """Return the composed config `name`, even if an override puts a block in place of a list.
+    """Return the composed config `name`, even if an override gives a block for a key with a list.
 
-    Hydra refuses to merge a block into a list. This function lets the block replace the list, and `read_config` then
-    explains what is wrong.
+    Hydra refuses to merge a block into a list. Here, the block replaces the list, so that `read_config` can explain the
+    mistake. `overrides`: overrides in Hydra's form.
     """
     try:
         return _composed(name, overrides)
@@ -405,9 +412,9 @@ def _composed(
     *,
     resolve: bool = True,
 ) -> Composed:
-    """Return the composed config `name` with these overrides. Hydra must be initialised.
+    """Return the composed config `name` with the overrides. Hydra has to be initialised.
 
-    `resolve`: whether to replace `${...}` by values.
+    `resolve`: whether to replace references `${...}` by values.
     """
     assert name is not None, "checked above"
     job, places, task = _job_of(name, overrides)
@@ -481,9 +488,9 @@ def _job_of(
     name: str,
     overrides: list[str],
 ) -> tuple[DictConfig, list[Path], list[str]]:
-    """Compose the config `name` with `overrides`, and return the config, the folders of its files, and its overrides.
+    """Compose the config `name`, and return (config, folders of its files, overrides as they were written).
 
-    Hydra's own block is removed from the config. The overrides are returned as they were written.
+    The block `hydra` is removed from the config, and overrides of this block from the overrides.
     """
     config = compose(name, overrides, return_hydra_config=True)
     # For ${hydra:...}
@@ -503,10 +510,10 @@ def _job_of(
 
 
 def _join_names(mapping: dict[Any, Any]) -> None:
-    """Give overrides of `reward.<name>` in the placement the key `reward.<name>` again.
+    """Restore the placement keys `reward.<name>` that Hydra has read as nested blocks in overrides.
 
-    Hydra reads the dot in this key as a block: `reward: {<name>: ...}`. `mapping`: the composed config, which is
-    changed.
+    Hydra reads the dot in such an override as a block: `reward: {<name>: ...}`. `mapping`: the composed config; its
+    placement is changed in place.
     """
     placement = value_at(mapping, "cluster.component_placement")
     if not isinstance(placement, dict):
@@ -525,10 +532,10 @@ def _file_sources(
     name: str,
     prefix: str = "",
 ) -> dict[str, Source]:
-    """Return the source lines of all keys of config `name` and of the configs that it extends.
+    """Return config key -> file and line, for all keys of config `name` and of the configs in its `defaults`.
 
-    `places`: folders of configs; each config is read from the first folder that has it. `prefix`: path of the block
-    that the config fills; "" for a whole config.
+    `places`: folders with configs; a config is read from the first folder with a file of its name. `prefix`: path of
+    the block that the config fills; "" for a whole config.
     """
     found: dict[str, Source] = {}
     for file in _with_parents(places, name):
@@ -541,10 +548,10 @@ def _with_parents(
     name: str,
     below: Collection[str] = (),
 ) -> list[Path]:
-    """Return the files of config `name` and of the configs in its `defaults`: parents first, its own file last.
+    """Return the files of config `name` and of the configs in its `defaults`, in the order of merging.
 
-    `places`: the folders in which configs are looked for. `below`: names of the configs whose `defaults` led to `name`.
-    A config that is among its own parents adds no file; Hydra reports this as an error.
+    `places`: the folders that are searched for configs. `below`: names of the configs that have led to `name` by their
+    `defaults`. If `name` is in `below`, the result is empty: Hydra reports such a circle as an error.
     """
     files = [place / f"{name}.yaml" for place in places]
     file = next((file for file in files if file.is_file()), None)
@@ -561,7 +568,7 @@ def _with_parents(
 
 
 def _drop(mapping: dict[Any, Any], paths: Collection[str]) -> None:
-    """Remove the keys at these paths from a config, if the config has them."""
+    """Remove the keys at the paths from the config `mapping`. Paths that the config does not have are ignored."""
     for path in paths:
         above, _, key = path.rpartition(".")
         block = value_at(mapping, above)
@@ -570,9 +577,10 @@ def _drop(mapping: dict[Any, Any], paths: Collection[str]) -> None:
 
 
 def _of_another_choice(files: Sequence[Path], overrides: Sequence[str]) -> set[str]:
-    """Return the paths of keys that belong to a task, simulator or model which a later file or override has replaced.
+    """Return the paths of keys that belong to a task, simulator, model or preset that was replaced later.
 
-    A path is like `env.kwargs.digits`. `files`: in the order in which they are merged.
+    For example, `env.kwargs.digits` belongs to the task, which a later file or an override may replace. `files`: files
+    of the config in the order of merging. `overrides`: overrides as they were written.
     """
     # What each step sets: values by key, and all key paths; the overrides are the last step
     steps: list[tuple[dict[str, str], list[str]]] = []
@@ -618,7 +626,7 @@ def _of_another_choice(files: Sequence[Path], overrides: Sequence[str]) -> set[s
 
 
 def config_names(directory: Path = CONFIG_DIR) -> dict[str, str]:
-    """Return name -> first line, which is a comment, for each config file in a folder."""
+    """Return name -> description, for each config file in a folder. The description is the comment in line 1."""
     names: dict[str, str] = {}
     for file in sorted(directory.glob("*.yaml")):
         text = file.read_text(encoding="utf-8", errors="replace")
@@ -627,10 +635,11 @@ def config_names(directory: Path = CONFIG_DIR) -> dict[str, str]:
 
 
 def group_names(group: str, folders: Sequence[Path] = (CONFIG_DIR,)) -> dict[str, str]:
-    """Return name -> first comment line, for each choice of `cluster=<name>` or `model@<block>.model=<name>`.
+    """Return name -> description, for each declared cluster or model.
 
-    `group`: subfolder with the choices, "cluster" or "model". `folders`: searched for the subfolder; of two equal
-    names, the first folder's choice counts.
+    The names are the choices for `cluster=<name>` or `model@<block>.model=<name>`. `group`: "cluster" or "model": name
+    of the subfolder with the declarations. `folders`: the folders that have the subfolder; if a name occurs in several,
+    the first folder counts.
     """
     names: dict[str, str] = {}
     # Earlier folders win
@@ -640,7 +649,7 @@ def group_names(group: str, folders: Sequence[Path] = (CONFIG_DIR,)) -> dict[str
 
 
 def listed(names: Mapping[str, str], indent: str = "") -> str:
-    """Return a table with one line for each name and its description.
+    """Return a text with a table: one line for each name, with its description.
 
     `names`: name -> description. `indent`: text in front of each line.
     """
@@ -656,12 +665,12 @@ def _short(file: Path) -> str:
 
 
 def override(key: str, value: object) -> str:
-    """Return the override `key=value`, quoted as one word for a shell."""
+    """Return the override `key=value` as one word for a command line, with quotes for the shell if necessary."""
     return shlex.quote(f"{key}={_written(value)}")
 
 
 def _written(value: object) -> str:
-    """Return a value as text in the grammar of Hydra's overrides."""
+    """Return a value as text in the syntax of Hydra's overrides."""
     if isinstance(value, str):
         is_word = re.fullmatch(r"[A-Za-z_/.][\w/.-]*", value) is not None
         # Without quotes it must stay text: `true` and `nan` would not
@@ -684,11 +693,11 @@ def _written(value: object) -> str:
 
 
 def _for_hydra(override: Override, line: CommandLine, places: Sequence[str]) -> str:
-    """Return an override as Hydra takes it: with `++`, it may add a key that the file leaves out.
+    """Return an override in Hydra's form. It gets the prefix `++`, so that it may set a key that is not in the file.
 
-    The reader of configs refuses keys that no config has. Only keys of a language model must be in the file, because
-    the reader takes any key of a config.json. Raises ConfigError for a sweep outside of `--multirun`, and for renamed
-    keys.
+    Unknown keys are refused later, when the config is read. Keys of a language model do not get the prefix: the reader
+    accepts any key there, so Hydra has to check that the file has the key. `line`: the command line. `places`: further
+    folders with configs. Raises ConfigError for a sweep without `--multirun`, and for renamed keys.
     """
     word = str(override.input_line)
     key = override.get_key_element()
@@ -734,9 +743,10 @@ def _for_hydra(override: Override, line: CommandLine, places: Sequence[str]) -> 
 
 
 def _may_have_language_model(line: CommandLine) -> bool:
-    """Return whether the text of the config, or of a config that it extends, mentions a language model.
+    """Return whether the config may have a language model.
 
-    The words that are searched for do not occur in configs of simulator policies.
+    The overrides and the texts of the config's files are searched for words that do not occur in configs of simulator
+    policies.
     """
     words = ("causal_lm", "model_type", "path:", f"{MODEL}@")
     files: list[Path] = []
@@ -747,10 +757,11 @@ def _may_have_language_model(line: CommandLine) -> bool:
 
 
 def _declared(key: str, name: str, line: CommandLine) -> str:
-    """Return `cluster=<name>` or `model@<block>.model=<name>` as Hydra takes it.
+    """Return the override `cluster=<name>` or `model@<block>.model=<name>` in Hydra's form.
 
-    The choice replaces a choice in the config's `defaults`, or is added if `defaults` has none. `key`: part before `=`.
-    `name`: the chosen cluster or model. Raises ConfigError if no cluster or model of this name is declared.
+    The override replaces the choice in the config's `defaults`; if they do not have a choice, it adds one. `key`: the
+    part before `=`. `name`: the chosen cluster or model. Raises ConfigError if no cluster or model of this name is
+    declared.
     """
     group, _, block = key.partition("@")
     default = re.compile(rf"defaults\[\d+\]\.(override +)?/?{re.escape(key)}")
@@ -787,7 +798,7 @@ def _declared(key: str, name: str, line: CommandLine) -> str:
 
 
 def _config_error(error: Exception, line: CommandLine) -> ConfigError:
-    """Convert an error of Hydra or OmegaConf to the standard error form."""
+    """Return a ConfigError for an error of Hydra or OmegaConf. `line`: the command line that has caused the error."""
     if isinstance(error, OverrideParseException):
         return _not_an_override(error.override, line.overrides)
     if isinstance(error, MissingConfigException) and error.missing_cfg_file:
@@ -845,7 +856,7 @@ def _config_error(error: Exception, line: CommandLine) -> ConfigError:
 
 
 def _no_such_part(error: MissingConfigException, line: CommandLine) -> ConfigError:
-    """Return the error about a name in `defaults` that no config, cluster or model has."""
+    """Return the error about a name in `defaults` for which no config, cluster or model exists."""
     group, _, name = str(error.missing_cfg_file).rpartition("/")
     known = group_names(group, line.folders)
     near = did_you_mean(name, known)
@@ -887,7 +898,7 @@ def _check_is_block(line: CommandLine) -> None:
 
 
 def _not_an_override(word: str, words: Sequence[str]) -> ConfigError:
-    """Return the error about a word that Hydra cannot read as an override, with the word that was probably meant.
+    """Return the error about a word that Hydra cannot read as an override. The error proposes a correct word.
 
     `word`: the wrong word. `words`: all words of the command line.
     """
@@ -950,9 +961,9 @@ def _not_an_override(word: str, words: Sequence[str]) -> ConfigError:
 
 
 def _as_text(word: str) -> str | None:
-    """Return an override `word` with quotes around its value, or around each item if the value is a list.
+    """Return the override `word` with quotes around its value, or around each item of a list.
 
-    Return None if Hydra cannot read the override with quotes either.
+    Return None if Hydra still cannot read the override.
     """
     key, _, value = word.partition("=")
     listed = re.fullmatch(r"\[(.+)\]", value)
@@ -976,9 +987,10 @@ def _not_resolved(
     written: object,
     sources: Mapping[str, Source],
 ) -> ConfigError:
-    """Return the error about a value that refers to a missing key, cannot be read, or is still `???`.
+    """Return the error about a value that OmegaConf cannot resolve.
 
-    `written`: the config before `${...}` was replaced. `sources`: key -> place where its value was written.
+    Such a value refers to a missing key, cannot be parsed, or is `???` (a value that has to be given). `written`: the
+    config before references `${...}` were replaced. `sources`: config key -> file and line in which its value is set.
     """
     key = str(error.full_key)
     leaf = key.rpartition(".")[2]
@@ -1042,7 +1054,10 @@ def _referred_key(
     value: object,
     sources: Mapping[str, Source],
 ) -> str | None:
-    """Return the key that `${name}` in the value of `key` probably means; None if no key resembles `name`."""
+    """Return the key that is probably meant by the reference `${<name>}` in the value of `key`.
+
+    Return None if no key resembles `name`. `value`: the value of `key`, as it was written. `sources`: the known keys.
+    """
     block, _, word = name.rpartition(".")
     # ${.word} refers to a key of the same block
     same_block = f"${{.{word}" in str(value)

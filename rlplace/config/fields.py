@@ -14,14 +14,14 @@ Field = tuple["dataclasses.Field[Any]", object]  # (field, its type)
 
 
 def knob(doc: str, default: Any = dataclasses.MISSING, **rules: Any) -> Any:
-    """Return a config field with its meaning and its rules.
+    """Return a dataclass field for a config key, with the meaning of the key and rules for its value.
 
-    `doc`: the meaning, one line. `default`: a value, or a type that is called to make the default of each block;
-    without it, the field is required. `rules`: `minimum`, `above`, `maximum` and `below` bound a number. `unit="bytes"`
-    reads `16GiB`; `unit="share or bytes"` also reads `5 %`; with `unit="share"`, the error about a number above 1
-    proposes to divide it by 100. `only`: the one job that has this key. `simulator`: the default in a job on
-    simulators, if it differs. `by_job`: job -> type, if the type differs. `zero`: (why, fix) of the error about the
-    value 0, where the minimum is above 0.
+    `doc`: the meaning, one line. `default`: a value, or a type that is called for the default of each block; without
+    it, the key is required. `rules`: `minimum`, `above`, `maximum` and `below` bound a number. `unit="bytes"` allows
+    texts like `16GiB`; `unit="share or bytes"` also `5 %`; with `unit="share"`, the error about a number above 1
+    proposes to divide it by 100. `only`: the kind of job that has this key; all others do not. `simulator`: the default
+    in a job on simulators, if it differs. `by_job`: kind of job -> type, if the type differs. `zero`: (why, fix) for
+    the error about the value 0.
     """
     metadata = {"doc": doc, **rules}
     if isinstance(default, type):
@@ -30,22 +30,28 @@ def knob(doc: str, default: Any = dataclasses.MISSING, **rules: Any) -> Any:
 
 
 def block(kind: type, **rules: Any) -> Any:
-    """Return a config field for a block; its default is `kind()`."""
+    """Return a dataclass field for a config block with the dataclass `kind`. The default is `kind()`."""
     return dataclasses.field(default_factory=kind, metadata=rules)
 
 
 def lm_knob(doc: str, default: Any, **rules: Any) -> Any:
-    """Return a config field that only jobs on language models have. The arguments have the meaning as in `knob`."""
+    """Return a dataclass field for a config key that only jobs on language models have.
+
+    `doc`: the meaning of the key. `default`: its default. `rules`: rules for its value; `knob` lists them.
+    """
     return knob(doc, default, only="language_model", **rules)
 
 
 def simulator_knob(doc: str, default: Any, **rules: Any) -> Any:
-    """Return a config field that only jobs on simulators have. The arguments have the meaning as in `knob`."""
+    """Return a dataclass field for a config key that only jobs on simulators have.
+
+    `doc`: the meaning of the key. `default`: its default. `rules`: rules for its value; `knob` lists them.
+    """
     return knob(doc, default, only="simulator", **rules)
 
 
 class ByJob(TypedDict):
-    """The types of one config key in the two kinds of jobs, for a key whose type depends on the kind of job."""
+    """Kind of job -> type of a config key, for a key with different types in the two kinds of jobs."""
 
     simulator: Any
     language_model: Any
@@ -57,18 +63,18 @@ def jobs() -> tuple[JobName, ...]:
 
 
 def other_job(job: JobName) -> JobName:
-    """Return the other kind of job: "language_model" for "simulator", and the reverse."""
+    """Return "language_model" for "simulator", and "simulator" for "language_model"."""
     return next(name for name in jobs() if name != job)
 
 
 def subject_of(job: JobName) -> str:
-    """Return the subject of a job, such as "simulators" in "a job on simulators"."""
+    """Return what a kind of job is about, for texts: "simulators" or "language models"."""
     return f"{job.replace('_', ' ')}s"
 
 
 @functools.cache
 def fields_of(of: type, job: JobName) -> dict[str, Field]:
-    """Return the fields that a block has in this job: name -> (field, type).
+    """Return name -> (field, type), for each field that a config block has in this kind of job.
 
     `of`: dataclass of the block.
     """
@@ -81,7 +87,10 @@ def fields_of(of: type, job: JobName) -> dict[str, Field]:
 
 
 def default_of(field: dataclasses.Field[Any], job: JobName) -> Any:
-    """Return the default of a field in this job; MISSING for a required field. A block is returned as a dict."""
+    """Return the default of a config field in this kind of job.
+
+    The default of a required field is `dataclasses.MISSING`; the default of a block is returned as a dict.
+    """
     if field.default_factory is not dataclasses.MISSING:
         made = field.default_factory()
         if dataclasses.is_dataclass(made) and not isinstance(made, type):
@@ -91,7 +100,7 @@ def default_of(field: dataclasses.Field[Any], job: JobName) -> Any:
 
 
 def blocks_in(hint: object) -> tuple[type, ...]:
-    """Return the dataclasses in a type: the type itself, or its alternatives that are dataclasses."""
+    """Return the dataclasses in the type `hint`: the type itself if it is one, else the dataclasses in its union."""
     return tuple(
         k
         for k in (hint, *typing.get_args(hint))
@@ -100,21 +109,21 @@ def blocks_in(hint: object) -> tuple[type, ...]:
 
 
 def block_in(hint: object) -> type | None:
-    """Return the first dataclass in a type, which is the default alternative; None if the type has no dataclass."""
+    """Return the first dataclass in the type `hint`, the default alternative of a union; None without a dataclass."""
     return next(iter(blocks_in(hint)), None)
 
 
 def tag_of(block: type) -> str:
-    """Return the `kind` of a block, which distinguishes it from its alternatives."""
+    """Return the value of the key `kind` that selects this block among several alternative blocks."""
     return str(next(f.default for f in dataclasses.fields(block) if f.name == "kind"))
 
 
 def block_at(block: type, job: JobName, path: Sequence[int | str]) -> type:
     """Return the dataclass of the config block at a path.
 
-    `block`: dataclass where the path begins. `job`: job whose fields count. `path`: keys of the path. If a key has
-    several alternative blocks, the next step of the path may be "<kind>", which selects one of them; otherwise it is
-    the first.
+    `block`: dataclass of the block at which the path begins. `job`: the kind of job. `path`: keys, list indexes, and
+    kinds. If a key has several alternative blocks, the next step may be "<kind>" and selects the block of this kind;
+    without such a step, the first alternative is taken.
     """
     others: tuple[type, ...] = ()
     for step in path:
@@ -135,9 +144,10 @@ def block_at(block: type, job: JobName, path: Sequence[int | str]) -> type:
 
 
 def block_below(block: type, job: JobName, step: int | str) -> type:
-    """Return the dataclass of the block at a key of a block.
+    """Return the dataclass of the block under the key `step` of a block.
 
-    `block`: dataclass of the outer block. `step`: the key; for an index or a name that the user chose, return `block`.
+    `block`: dataclass of the outer block. If `step` is a list index, a name that the user has chosen, or the key of a
+    plain value, return `block`.
     """
     fields = fields_of(block, job)
     if isinstance(step, str) and step in fields:

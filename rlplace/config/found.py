@@ -15,9 +15,10 @@ _NOTHING: Any = object()  # marks a missing value
 
 @dataclasses.dataclass(slots=True)
 class Found:
-    """Collects problems of a config. Each problem gets the file and line of its key, or of the nearest key above it.
+    """Collects problems of a config. Each problem gets the file and line in which its key is set.
 
-    `sources`: key -> file and line where it was written.
+    If the key itself is not set, the nearest enclosing key counts. `sources`: config key -> file and line in which its
+    value is set.
     """
 
     sources: Mapping[str, Source]
@@ -34,24 +35,25 @@ class Found:
         span: tuple[int, int] | None = None,
         **facts: Any,
     ) -> None:
-        """Add a problem with the texts of its code. `error`, `span` and `facts` are passed to `codes.problem`.
+        """Add a problem with the texts that the tables of rlplace/codes have for `code`.
 
-        `code`: name of the kind of problem. `key`: path of the wrong key. `value`: the wrong value, which the problem
-        shows. `got`: the text that the problem shows instead, if no `value` is given.
+        `code`: name of the kind of problem. `key`: path of the wrong key. `value`: the wrong value, to be shown. `got`:
+        the text to show if no `value` is given. `error`: name of the error text, for a code with several. `span`:
+        columns of the shown text to mark. `facts`: values to be filled into the texts.
         """
         if value is not _NOTHING:
             got = show(value)
         self.add(problem(code, key, got, error=error, span=span, **facts))
 
     def add(self, told: Problem) -> None:
-        """Add a problem, unless an equal problem was added before."""
+        """Add the problem `told` with the file and line of its key, unless an equal problem was added before."""
         located = dataclasses.replace(told, source=source_of(told.key, self.sources))
         if located not in self.problems:
             self.problems.append(located)
 
 
 def value_at(mapping: Mapping[str, object], path: str) -> object:
-    """Return the value at a path of keys with dots between them; None if the path has no value."""
+    """Return the value at a path such as `actor.optimizer.lr`; None if the config does not have this path."""
     value: object = mapping
     for key in path.split("."):
         value = value.get(key) if isinstance(value, Mapping) else None
@@ -59,7 +61,7 @@ def value_at(mapping: Mapping[str, object], path: str) -> object:
 
 
 def drop(mapping: Mapping[str, object], path: str) -> None:
-    """Remove the key at a path from a config, if the config has it."""
+    """Remove the key at a path such as `actor.optimizer.lr` from a config. A missing key is ignored."""
     block = value_at(mapping, path.rpartition(".")[0])
     if isinstance(block, dict):
         block.pop(path.rpartition(".")[2], None)

@@ -1,4 +1,4 @@
-"""Config values from environment variables, `${oc.env:NAME}`: where they are, and the fixes of errors about them."""
+"""Config values from environment variables, `${oc.env:NAME}`: their files and lines, and fixes for errors."""
 
 from __future__ import annotations
 
@@ -14,10 +14,11 @@ _VARIABLE = re.compile(r"\$\{oc\.env:\s*([^,{}\s]+)\s*(?:,[^{}]*)?\}")
 def of_environment(
     written: object, sources: Mapping[str, Source], key: str = ""
 ) -> dict[str, Source]:
-    """Return key -> file and line, for each value that comes from an environment variable.
+    """Return config key -> file and line, for each value that comes from an environment variable.
 
-    `written`: config, or a value in the config, before `${...}` is replaced. `sources`: key -> file and line where it
-    was written. `key`: path of `written`. Each returned Source has the text `${oc.env:NAME}` in its field `written`.
+    The field `written` of each returned Source is the text `${oc.env:NAME}`. `written`: the config, or a value in it,
+    before references `${...}` are replaced. `sources`: config key -> file and line in which its value is set. `key`:
+    path of `written`; "" for the whole config.
     """
     if isinstance(written, Mapping):
         below = [
@@ -40,10 +41,11 @@ def of_environment(
 
 
 def decoded(leaf: str, variable: str, fits: bool) -> str:
-    """Return the fix for a key that is not a text and whose value comes from an environment variable.
+    """Return the fix for a key that gets a text from an environment variable but needs a number or another type.
 
-    A variable is always text; `oc.decode` reads it as YAML. `leaf`: last part of the key. `variable`: the text
-    `${oc.env:NAME}`. `fits`: whether the variable, read as YAML, is a valid value.
+    The fix uses `oc.decode`, which reads the text as YAML. `leaf`: last part of the key. `variable`: the text
+    `${oc.env:NAME}`. `fits`: whether the variable's text, read as YAML, is a valid value; if not, the fix also says to
+    set the variable.
     """
     if fits:
         return f"{leaf}: ${{oc.decode:{variable}}}"
@@ -53,5 +55,5 @@ def decoded(leaf: str, variable: str, fits: bool) -> str:
 
 
 def with_default(written: str, name: str) -> str:
-    """Return the text `written`, in which `${oc.env:<name>}` has become `${oc.env:<name>,<a default>}`."""
+    """Return the text `written` with `${oc.env:<name>}` replaced by `${oc.env:<name>,<a default>}`."""
     return written.replace(f"${{oc.env:{name}}}", f"${{oc.env:{name},<a default>}}")

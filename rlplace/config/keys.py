@@ -13,7 +13,7 @@ PLACEMENT = "cluster.component_placement"
 
 
 def all_places(job: JobName) -> tuple[str, ...]:
-    """Return the paths of all keys that a config of this job may have."""
+    """Return the paths, such as `actor.optimizer.lr`, of all keys that a config of this kind of job may have."""
 
     def inside(block: type, above: str) -> Iterator[str]:
         for name, (_, hint) in fields_of(block, job).items():
@@ -25,18 +25,18 @@ def all_places(job: JobName) -> tuple[str, ...]:
 
 
 def every_place() -> tuple[str, ...]:
-    """Return the paths of all keys that a config of any shipped job may have."""
+    """Return the paths of all keys that a config may have, for all shipped kinds of jobs."""
     return tuple(dict.fromkeys(place for job in jobs() for place in all_places(job)))
 
 
 def places_of(name: str) -> list[str]:
-    """Return the paths of all keys whose last part is `name`."""
+    """Return the paths of all config keys with the last part `name`."""
     return [place for place in every_place() if place.rpartition(".")[2] == name]
 
 
 @functools.cache
 def takes_list(key: str) -> bool:
-    """Return whether the value of `key` may be a list, as for each component of the placement."""
+    """Return whether the value of `key` may contain commas: it may be a list, or is the placement of a component."""
     above, _, name = key.rpartition(".")
     if above == PLACEMENT:
         return True

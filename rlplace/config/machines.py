@@ -1,4 +1,4 @@
-"""The blocks of `cluster`: its machines, Ray, and the network between them."""
+"""The config block `cluster` and the blocks in it: machines, Ray, and the network between machines."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ class RayConfig:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class CommConfig:
-    """How channels and weights travel: shared memory on a node, network between nodes."""
+    """Settings for the transport of data and weights: shared memory on a node, network between nodes."""
 
     shm_folder: str | None = knob(
         "folder of shared memory, on every node; null: /dev/shm", None
@@ -77,7 +77,7 @@ class CommConfig:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class AcceleratorRunConfig:
-    """Neighbouring accelerators of one kind, on a node with several kinds."""
+    """Neighbouring accelerators of the same kind, on a node with several kinds of accelerators."""
 
     count: int = knob("how many, one after the other", minimum=1, maximum=MOST_PER_NODE)
     product: str = knob("what they are sold as, such as H100", "")
@@ -88,7 +88,7 @@ class AcceleratorRunConfig:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class NodeConfig:
-    """Machines that the config declares, all of them equal."""
+    """One or more equal machines, as the config declares them."""
 
     count: int = knob("how many machines", 1, minimum=1, maximum=MOST_NODES)
     rank: int | None = knob(

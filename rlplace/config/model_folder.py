@@ -22,18 +22,19 @@ _GOT = re.compile(r"(?:.*/)?models/(smollm2|tiny|tiny_reward)/?")
 
 
 def model_folder(written: str) -> Path:
-    """Return the folder of a model: the first of the possible folders that exists; if none exists, the first.
+    """Return the folder of a model: the first existing folder of all folders in which the model may be.
 
-    `written`: path or hub id in the config.
+    If none of these folders exists, return the first of them. `written`: path or hub id in the config.
     """
     places = [folder for folder, _ in _places(written)]
     return next((folder for folder in places if os.path.isdir(folder)), places[0])
 
 
 def text_keys(model: Mapping[str, object]) -> Mapping[str, Any]:
-    """Return the config.json keys of the text model.
+    """Return the keys of a model's config.json that describe its text model.
 
-    In a vision-language model, keys of the block `text_config` replace the outer keys, except `model_type`.
+    For a vision-language model, the keys of the block `text_config` replace the outer keys, except `model_type`.
+    `model`: the content of config.json.
     """
     text = model.get("text_config")
     if isinstance(text, Mapping):
@@ -42,9 +43,9 @@ def text_keys(model: Mapping[str, object]) -> Mapping[str, Any]:
 
 
 def no_folder(written: str, key: str, source: Source | None = None) -> Problem:
-    """Return the problem that a model was found in none of the folders where it may be.
+    """Return the problem that a model's folder was not found. The problem lists all folders that were tried.
 
-    `written`: path or hub id in the config. `key`: its config key. `source`: where it was written.
+    `written`: path or hub id in the config. `key`: the config key of `written`. `source`: file and line of the key.
     """
     made = _GOT.fullmatch(written)
     near = _near(written)
@@ -80,7 +81,10 @@ def to_get(folder: Path) -> str:
 
 
 def instead_of(folder: Path) -> str:
-    """Return the fix for a folder without a model: models in its subfolders, or the command that downloads one."""
+    """Return the fix for a folder without a model.
+
+    The fix names the models in its subfolders. If there are none, it is the command that downloads a model.
+    """
     below = sorted(f"path: {found.parent}" for found in folder.glob("*/config.json"))
     if len(below) > 1:
         return one_of(below)
@@ -90,9 +94,10 @@ def instead_of(folder: Path) -> str:
 
 
 def _near(written: str) -> str | None:
-    """Return a path or hub id that the user probably means by `written`; None if there is none.
+    """Return an existing path or hub id that the user probably means by `written`; None if nothing resembles it.
 
-    The path is that of a folder beside the written path, with a similar name. The hub id is that of a downloaded model.
+    This is a folder with a similar name in the same parent folder, or the hub id of a downloaded model that differs
+    only in upper and lower case.
     """
     path = Path(os.path.expanduser(written))
     if path.parent.is_dir() and (
@@ -109,7 +114,10 @@ def _near(written: str) -> str | None:
 
 
 def _places(written: str) -> Iterator[tuple[Path, str]]:
-    """Yield the folders where a model may be, in order, each with a description for errors."""
+    """Yield (folder, text about the folder for errors), for each folder in which a model may be, in search order.
+
+    `written`: path or hub id in the config.
+    """
     path = Path(os.path.expanduser(written))
     yield path.resolve(), ""
     if not path.is_absolute() and (CLONE / path).resolve() != path.resolve():
@@ -122,7 +130,7 @@ def _places(written: str) -> Iterator[tuple[Path, str]]:
 
 
 def _is_hub_id(written: str) -> bool:
-    """Return whether a text is a hub id `owner/name`, where `owner` is not a local folder."""
+    """Return whether `written` is a Hugging Face hub id `owner/name`. False if `owner` is a local folder."""
     owner = written.partition("/")[0]
     return (
         bool(_HUB_ID.fullmatch(written))
@@ -132,7 +140,7 @@ def _is_hub_id(written: str) -> bool:
 
 
 def _hub_cache() -> Path:
-    """Return the folder where huggingface_hub keeps downloads; the library need not be installed."""
+    """Return the folder in which huggingface_hub stores downloads. The library does not have to be installed."""
     cache = os.environ.get("XDG_CACHE_HOME", "~/.cache")
     home = os.environ.get("HF_HOME", f"{cache}/huggingface")
     # The name of HF_HUB_CACHE in older versions
@@ -143,10 +151,9 @@ def _hub_cache() -> Path:
 
 
 def _revision(folder: Path) -> str:
-    """Return the commit of the branch `main` at its last download.
+    """Return the commit of a downloaded model to use: the commit that `main` had at the last download.
 
-    If this commit is unknown, return the only downloaded commit; if several commits or none are downloaded, "main".
-
+    If this commit is not recorded and only one commit is downloaded, return that commit. Otherwise, return "main".
     `folder`: download folder of the model.
     """
     try:

@@ -34,7 +34,7 @@ JOB = "job"  # the key that names a job
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class DeclaredMemory:
-    """Bytes that a rank of a component needs on each of its accelerators, and on its host."""
+    """Bytes that each rank of a component needs on each of its accelerators, and on its host."""
 
     weights: int | None = knob(
         "with its weights alone; null: not known yet", None, minimum=0, unit="bytes"
@@ -48,7 +48,7 @@ class DeclaredMemory:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class ComponentConfig:
-    """The keys of a component's block that rlplace itself reads; all other keys go to the component's workers."""
+    """The keys of a component's block that rlplace itself reads. All further keys are passed to the workers."""
 
     enable_offload: bool = knob("leave accelerators that other components need", False)
     memory: DeclaredMemory = block(DeclaredMemory)
@@ -76,12 +76,16 @@ class EngineConfig:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class OpenConfig:
-    """The whole config of a custom job. Immutable."""
+    """The whole config of a custom job. Immutable.
 
-    job: Any  # the Job of this config
+    `job`: the Job object. `engine`: the blocks that rlplace itself reads. `components`: component -> the keys of its
+    block that rlplace reads. `settings`: component -> the keys of its block that its workers get; also the value of
+    each top-level key that is neither a component nor a block of rlplace.
+    """
+
+    job: Any
     engine: EngineConfig
     components: Mapping[str, ComponentConfig]
-    # Component -> keys that its worker gets; also name -> block of the user, for blocks of no component
     settings: Mapping[str, Any]
 
     @property
@@ -127,10 +131,10 @@ def read_open_config(
     components: Iterable[str],
     sources: Mapping[str, Source],
 ) -> tuple[OpenConfig | None, list[Problem]]:
-    """Return the config of a custom job, None if it cannot be read, and every problem.
+    """Read the config of a custom job. Return (config, all problems); the config is None if it cannot be read.
 
-    `mapping`: the composed config. `job`: the custom job. `components`: names of its components. `sources`: where each
-    key was written.
+    `mapping`: the composed config. `job`: the custom job. `components`: names of its components. `sources`: config key
+    -> file and line in which its value is set.
     """
     written = with_homes(mapping)
     names = tuple(components)
@@ -191,9 +195,10 @@ def read_open_config(
 def _read_component(
     name: str, block: Mapping[str, Any], sources: Mapping[str, Source]
 ) -> tuple[ComponentConfig, dict[str, Any], list[Problem]]:
-    """Return the keys of a component's block that rlplace reads, the other keys for the workers, and every problem.
+    """Return (keys of a component's block that rlplace reads, keys for the component's workers, all problems).
 
-    `name`: the component. `block`: its block of the config. `sources`: key -> file and line where it was written.
+    `name`: the component. `block`: its block of the config. `sources`: config key -> file and line in which its value
+    is set.
     """
     known = [field.name for field in dataclasses.fields(ComponentConfig)]
     ours = {key: value for key, value in block.items() if key in known}

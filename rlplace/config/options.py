@@ -1,4 +1,4 @@
-"""Command-line options whose errors have the standard error form."""
+"""A parser of command-line options with errors in the standard form of rlplace."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ DASHES = "\u2010\u2011\u2012\u2013\u2014\u2015\u2212"
 
 
 def _at_home(word: str) -> str:
-    """Return a word with the `~` of `--option=~/path` expanded, which a shell does not do."""
+    """Return a command-line word with `~` expanded in `--option=~/path`, since a shell does not expand it there."""
     option, equals, value = word.partition("=")
     if equals and word.startswith("-"):
         return f"{option}={at_home(value)}"
@@ -25,9 +25,12 @@ def _at_home(word: str) -> str:
 
 
 class OptionParser(argparse.ArgumentParser):
-    """An argument parser that raises ConfigError [bad-option] instead of ending the program."""
+    """An argument parser that raises ConfigError with the code bad-option instead of ending the program.
 
-    words: Sequence[str] = ()  # words of the parsed command line
+    `words`: the words of the parsed command line.
+    """
+
+    words: Sequence[str] = ()
 
     def __init__(
         self,
@@ -36,11 +39,11 @@ class OptionParser(argparse.ArgumentParser):
         word_of: Callable[[str, str], str | None] = lambda name, value: None,
         **options: Any,
     ) -> None:
-        """Make a parser without options.
+        """Create a parser without options.
 
-        `command`: name of the command as the user typed it. `word_of`: takes name and value of an unknown option, and
-        returns the override `key=value` that the option probably means, or None. `options`: arguments of
-        ArgumentParser.
+        `command`: the command as the user has typed it. `word_of`: a function that takes name and value of an unknown
+        option, and returns the override `key=value` that the user probably means, or None. `options`: further arguments
+        for `argparse.ArgumentParser`.
         """
         super().__init__(prog=command, allow_abbrev=False, **options)
         self._word_of = word_of
@@ -54,16 +57,17 @@ class OptionParser(argparse.ArgumentParser):
         return super().parse_known_args([_at_home(word) for word in words], namespace)
 
     def refuse_unknown(self, rest: Sequence[str], others: Collection[str]) -> None:
-        """Raise ConfigError if `rest` has an option that no parser knows.
+        """Raise ConfigError if `rest` contains an unknown option.
 
-        `rest`: words that this parser did not take. `others`: names of the options that another parser takes.
+        `rest`: words that this parser has not consumed. `others`: names of the options that a second parser, such as
+        Hydra's, will consume.
         """
         for word in rest:
             if word.startswith("-") and word.partition("=")[0] not in others:
                 raise self._unknown(word)
 
     def error(self, message: str) -> NoReturn:
-        """Raise ConfigError for an error that argparse reports with `message`."""
+        """Raise the ConfigError for an error of argparse. `message`: the error text of argparse."""
         if unknown := re.match(r"unrecognized arguments: (\S*)", message):
             raise self._unknown(unknown[1])
         if missing := re.match(r"the following arguments are required: (.*)", message):
@@ -86,7 +90,7 @@ class OptionParser(argparse.ArgumentParser):
         )
 
     def _of_argument(self, option: str, message: str) -> ConfigError:
-        """Return the error about one option. `message`: the message of argparse."""
+        """Return the error about the option `option`. `message`: the error text of argparse."""
         action = None
         for known in self._actions:
             if option in (*known.option_strings, known.metavar):
@@ -180,7 +184,7 @@ class OptionParser(argparse.ArgumentParser):
         )
 
     def _formats(self) -> Collection[str]:
-        """Return the choices of the option --format."""
+        """Return the allowed values of the option --format; empty if the parser does not have this option."""
         for action in self._actions:
             if "--format" in action.option_strings:
                 return [str(choice) for choice in action.choices or ()]
@@ -230,7 +234,7 @@ class OptionParser(argparse.ArgumentParser):
 
 
 def _not_a_choice(option: str, got: str, choices: Sequence[Any]) -> ConfigError:
-    """Return the error that the value `got` of an option is not one of its choices."""
+    """Return the error that `got` is not an allowed value of an option. `choices`: the allowed values."""
     near = did_you_mean(got, choices)
     error = "choice"
     if near:

@@ -148,15 +148,14 @@ SPLITS = ("pipeline", "expert", "context", "sequence", "pp", "ep", "cp", "sp")
 
 
 def off_policy(name: object) -> bool:
-    """Whether a name is that of an off-policy algorithm."""
+    """Return whether `name` is the name of a known off-policy algorithm, such as SAC."""
     return str(name).lower() in _OFF_POLICY
 
 
 def as_ppo(name: object, *, typed: bool) -> str | None:
-    """Return the settings with which ppo is the algorithm `name`, such as a2c; None if there are no such settings.
+    """Return settings of ppo that give the algorithm `name`, such as a2c; None if ppo cannot be set up to equal it.
 
-    `typed`: whether the name was typed on the command line. True: return words of a command line. False: return lines
-    of a config file.
+    `typed`: form of the result. True: overrides for a command line. False: lines of a config file.
     """
     if str(name).lower() != "a2c":
         return None
@@ -168,9 +167,9 @@ def as_ppo(name: object, *, typed: bool) -> str | None:
 
 
 def meant_word(value: object, words: Iterable[str]) -> str | None:
-    """Return the word of `words` that `value` means; None if unknown.
+    """Return the word in `words` that is meant by `value`; None if this is unknown.
 
-    `value` may be the word itself, its name in another library, or a misspelling.
+    `value` may be the word itself, its name in a different library (such as `bfloat16` for `bf16`), or a misspelling.
     """
     known = list(words)
     if str(value).strip() in known:

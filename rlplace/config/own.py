@@ -1,4 +1,4 @@
-"""Config blocks that name classes or functions of the user."""
+"""Config blocks that name custom classes or functions."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ OWN_NAME = r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$"
 
 
 class OwnName(str):
-    """The name of a custom class or function, package.module:Name."""
+    """The name of a custom class or function in the form `package.module:Name`."""
 
 
 def block_of_name(block: type, value: object) -> str:
-    """Return a block as text, such as `{name: "package.module:Name"}`: its first key with `value`.
+    """Return config text for a block with its first key set to `value`, such as `{name: "package.module:Name"}`.
 
-    If `value` cannot be the name of a custom class or function, the text has `...` in place of `value`. `block`:
-    dataclass of the block.
+    If the key is not `name`, or `value` cannot be the name of a custom class or function, the text is `{<key>: ...}`.
+    `block`: dataclass of the block.
     """
     first = dataclasses.fields(block)[0].name
     named = first == "name" and isinstance(value, str) and re.fullmatch(OWN_NAME, value)
@@ -31,7 +31,7 @@ def block_of_name(block: type, value: object) -> str:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class WrapperConfig:
-    """One wrapper of a Gymnasium simulator."""
+    """A Gymnasium wrapper around the simulator."""
 
     name: str = knob(
         "package.module:Class, such as gymnasium.wrappers:GrayscaleObservation"
@@ -43,7 +43,7 @@ class WrapperConfig:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class VariantConfig:
-    """Custom advantages, losses and metrics, in place of those of `algorithm.name`."""
+    """A custom class that replaces advantages, losses or metrics of the algorithm `algorithm.name`."""
 
     name: OwnName | None = knob(
         "package.module:Class, whose methods replace the shipped formulas; null: none",

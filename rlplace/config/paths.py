@@ -24,14 +24,17 @@ _BARE_PATH = re.compile(r"(?=.*/)[\w./~@%+=-]+")
 
 
 def at_home(path: str) -> str:
-    """Return a path with `~` expanded; a shell does not expand it after `key=`."""
+    """Return a path with `~` or `~name` at its beginning replaced by the home folder."""
     if _HOME.match(path):
         return os.path.expanduser(path)
     return path
 
 
 def with_homes(mapping: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a copy of a config in which values that begin with `~/` or `~name/` are absolute paths."""
+    """Return a copy of a config with `~` expanded in all values that begin with `~/` or `~name/`.
+
+    Values of keys that are texts instead of paths, such as `rollout.stop`, are not changed.
+    """
     return {key: _expanded(value, str(key)) for key, value in mapping.items()}
 
 
@@ -52,23 +55,25 @@ def _expanded(value: Any, key: str) -> Any:
 
 
 def names_file(word: str) -> bool:
-    """Return whether a word is the path of an existing config file, even with `=` in it, as in
-    `runs/lr=0.1/config.yaml`.
+    """Return whether a command-line word is the path of an existing config file.
+
+    The path may contain `=`, as in `runs/lr=0.1/config.yaml`.
     """
     return word.endswith(".yaml") and Path(at_home(word)).is_file()
 
 
 def names_config(word: str) -> bool:
-    """Return whether a word without leading dashes names a config, and is not an override such as `key=value` or
-    `~key`.
+    """Return whether a command-line word names a config, in contrast to an override such as `key=value` or `~key`.
+
+    `word`: a word without leading dashes.
     """
     return names_file(word) or ("=" not in word and not word.startswith("~"))
 
 
 def readable(word: str) -> str:
-    """Return an override in a form that Hydra can read: paths with `~`, `=` or letters beyond ASCII get quotes.
+    """Return an override in a form that Hydra can read: paths with `~`, `=` or non-ASCII characters get quotes.
 
-    Any other word, and a word that has quotes already, is returned unchanged.
+    A word that is not an override, or that already has quotes, is returned unchanged.
     """
     key, equals, value = word.partition("=")
     if (
@@ -88,6 +93,6 @@ def readable(word: str) -> str:
 
 
 def unquoted(value: str) -> str:
-    """Return the path in the value of an override, without quotes and with `~` expanded."""
+    """Return the path that is the value of an override, without its quotes and with `~` expanded."""
     quoted = re.fullmatch(r"""(['"])(.*)\1""", value)
     return at_home(quoted[2] if quoted else value)

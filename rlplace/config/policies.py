@@ -39,7 +39,7 @@ def _memory_size() -> Any:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class MlpConfig(_WithMemory):
-    """MLPs for policy and value; with a memory, one recurrent network for both."""
+    """Two MLPs for policy and value, or, with a memory, one recurrent network for policy and value."""
 
     kind: Literal["mlp"] = knob("policy and value network, fully connected", "mlp")
     hidden: tuple[int, ...] = knob("widths of the hidden layers", (64, 64), minimum=1)
@@ -53,7 +53,7 @@ class MlpConfig(_WithMemory):
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class CnnConfig(_WithMemory):
-    """A CNN for image observations; numbers of the observation that are not images go through a separate layer."""
+    """A CNN for image observations. Observation entries that are not images go through a separate layer."""
 
     kind: Literal["cnn"] = knob("convolutions for images", "cnn")
     network: Literal["nature", "impala"] = knob(
@@ -76,7 +76,7 @@ class CnnConfig(_WithMemory):
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class TransformerConfig:
-    """A small transformer over observation entries and image patches; it decides each action of a chunk."""
+    """A small transformer over observation entries and image patches, which decides each action of a chunk."""
 
     kind: Literal["transformer"] = knob(
         "a transformer, made for chunks of actions", "transformer"
@@ -96,7 +96,7 @@ class TransformerConfig:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class ModuleConfig:
-    """A policy network of the user's own."""
+    """A custom policy network."""
 
     kind: Literal["module"] = knob("a torch.nn.Module of your own", "module")
     name: str = knob("package.module:Class")

@@ -2,7 +2,7 @@
 
 ::
 
-    mapping ──> keys of earlier configs ──> the job that it is of ──> blocks ──> Config, problems
+    mapping ──> replace renamed keys ──> find the kind of job ──> read the blocks ──> Config, problems
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ _ENV_STEPS = (
 
 @functools.cache
 def moved() -> Mapping[str, tuple[str, str]]:
-    """Return the rows of moved.toml: old key -> (new key with the same value, reason)."""
+    """Return old key -> (new key, reason), for each renamed config key in moved.toml. The value stays the same."""
     rows = tomllib.loads(
         Path(__file__).with_name("moved.toml").read_text(encoding="utf-8")
     )
@@ -106,9 +106,9 @@ def moved() -> Mapping[str, tuple[str, str]]:
 def read_config(
     mapping: Mapping[str, object], sources: Mapping[str, Source] | None = None
 ) -> Config:
-    """Return the Config of a mapping with plain values. Raises ConfigError with all problems.
+    """Return the Config that a mapping with plain values describes. Raises ConfigError with all problems.
 
-    `sources`: key -> file and line where it was written.
+    `sources`: config key -> file and line in which its value is set, for errors.
     """
     config, problems = try_config(mapping, sources)
     if config is None or problems:
@@ -119,7 +119,10 @@ def read_config(
 def try_config(
     mapping: Mapping[str, object], sources: Mapping[str, Source] | None = None
 ) -> tuple[Config | None, list[Problem]]:
-    """Return the config and every problem of the mapping; the config is None if it cannot be read."""
+    """Return (config, all problems) of a mapping with plain values. The config is None if it cannot be read.
+
+    `sources`: config key -> file and line in which its value is set, for errors.
+    """
     places = sources or {}
     found = Found(sources=sources or {})
     written = with_homes(mapping)
@@ -162,9 +165,9 @@ def try_config(
 
 
 def read_cluster(cluster: ClusterConfig | Mapping[str, object]) -> ClusterConfig:
-    """Return the `cluster` block as a ClusterConfig. Raises ConfigError with every problem.
+    """Return the config block `cluster` as a ClusterConfig. Raises ConfigError with all problems.
 
-    `cluster`: the block alone, as a ClusterConfig, a dict or a DictConfig.
+    `cluster`: only this block, as a ClusterConfig, a dict or a DictConfig.
     """
     if isinstance(cluster, ClusterConfig):
         return cluster
@@ -182,7 +185,10 @@ def read_cluster(cluster: ClusterConfig | Mapping[str, object]) -> ClusterConfig
 
 
 def plain_values(value: Any) -> Any:
-    """Return a mapping or list, such as a DictConfig, copied as dicts and lists; return any other value unchanged."""
+    """Return a copy of a mapping or sequence, such as a DictConfig, that consists of plain dicts and lists.
+
+    A value of any other type is returned unchanged.
+    """
     if isinstance(value, Mapping):
         return {key: plain_values(value[key]) for key in value}
     if isinstance(value, Sequence) and not isinstance(value, str | bytes):
@@ -196,7 +202,11 @@ def read_block(
     job: JobName = USUAL,
     sources: Mapping[str, Source] | None = None,
 ) -> tuple[_T | None, list[Problem]]:
-    """Return the config dataclass and every problem of the mapping; the dataclass is None if it cannot be read."""
+    """Read a config block. Return (object of the dataclass `block`, all problems); the object is None if unreadable.
+
+    `mapping`: the block as keys and values. `job`: the kind of job. `sources`: config key -> file and line in which its
+    value is set, for errors.
+    """
     # Imported here, since workers read no configs.
     import pydantic
 
@@ -222,10 +232,11 @@ def _of_job(
     above: str,
     found: Found,
 ) -> object:
-    """Return a config block without the keys that only the other job has.
+    """Return a copy of a config block without the keys that only the other kind of job has.
 
-    Each removed key is reported to `found`, unless it has its default value. `ours`, `theirs`: dataclass of the block
-    in this job and in the other job. `mapping`: the block. `above`: path of the block with a dot at its end.
+    Each removed key is reported to `found`, unless it has its default value. `ours`: dataclass of the block in the kind
+    `job`. `theirs`: dataclass of the block in the other kind of job. `mapping`: the block as keys and values. `above`:
+    path of the block with a dot at its end; "" for the whole config.
     """
     if not isinstance(mapping, Mapping) or ours is None:
         return mapping
@@ -271,10 +282,10 @@ def _of_alternative(
     above: str,
     found: Found,
 ) -> Mapping[Any, object]:
-    """Return a config block without the keys that only other alternatives of the block have.
+    """Return a copy of a config block without keys that belong to alternatives that its `kind` does not select.
 
-    Each removed key is reported to `found`, unless its value changes nothing. `options`: dataclasses of the
-    alternatives. `mapping`: the block. `above`: path of the block.
+    Each removed key is reported to `found`, unless it has its default value. `options`: dataclasses of the
+    alternatives. `mapping`: the block as keys and values. `job`: the kind of job. `above`: path of the block.
     """
     block = next(
         (option for option in options if tag_of(option) == mapping.get("kind")),
@@ -392,9 +403,10 @@ def _report(
 def _such_as(
     block: type, job: JobName, path: Sequence[int | str], wrong: Mapping[str, Any]
 ) -> str | None:
-    """Return a text such as `<a whole number, such as 8>`, which says what value a key takes; None for an unknown key.
+    """Return a text about the valid values of a key, such as `<a whole number, such as 8>`; None for an unknown key.
 
-    `block`: dataclass of the block. `path`: path of the key. `wrong`: context of the pydantic error about the value.
+    `block`: dataclass of the block with the key. `path`: path of the key. `wrong`: context of the pydantic error about
+    the wrong value.
     """
     name = str(
         next(
@@ -430,9 +442,9 @@ def _such_as(
 
 
 def _whole_list(path: Sequence[int | str], text: str, written: Any) -> str:
-    """Return a config line with a whole list, in which `text` replaces the item at `path`.
+    """Return a config line with a complete list. The text `text` replaces the list item at `path`.
 
-    `written`: the config.
+    `written`: the config with the list. `path`: ends with the key of the list and the index of the item.
     """
     items = functools.reduce(lambda of, step: of[step], path[:-1], written)
     return f"{path[-2]}: [{', '.join(text if i == path[-1] else quote(item) for i, item in enumerate(items))}]"
@@ -447,10 +459,10 @@ def _unknown(
     written: Any,
     found: Found,
 ) -> None:
-    """Report an unknown key to `found`.
+    """Report an unknown config key to `found`.
 
-    `name`: last part of the key. `key`: path of the key. `fields`: fields of its block. `place`: path of the key that
-    is probably meant; None if unknown. `written`: the whole config.
+    `name`: last part of the key. `value`: its value. `key`: path of the key. `fields`: the known fields of its block.
+    `place`: path of the known key that is probably meant; None if this is not clear. `written`: the whole config.
     """
     above = key.rpartition(".")[0]
     meant = None
@@ -511,10 +523,10 @@ def _unknown(
 
 
 def _place_of(key: str, fields: Mapping[str, Field], job: JobName) -> str | None:
-    """Return the path of the key that an unknown key probably means; None if no key or several keys are possible.
+    """Return the path of the known key that an unknown key probably means; None if this is not clear.
 
-    The unknown key may be another library's name, a misspelling, or the name of a key in another block. `key`: path of
-    the unknown key. `fields`: fields of its block.
+    The unknown key may be the name in a different library, a misspelling, or a key that belongs to a different block.
+    `key`: path of the unknown key. `fields`: the known fields of its block. `job`: the kind of job.
     """
     above, _, name = key.rpartition(".")
     role = key.partition(".")[0]
@@ -560,10 +572,10 @@ def _place_of(key: str, fields: Mapping[str, Field], job: JobName) -> str | None
 
 @functools.cache
 def word_meant(name: str, value: str) -> str | None:
-    """Return the override `key=value` that the option `--name=value` means; None if unknown.
+    """Return the override `key=value` that is probably meant by the unknown option `--name=value`; None if not clear.
 
-    `name`: path of the key, its last part, or another name of the key. `value`: value of the option; "" if there is
-    none.
+    `name`: name of the option: path of a config key, last part of it, or a name of the key in a different library.
+    `value`: value of the option; "" without a value.
     """
     for job in jobs():
         places = all_places(job)
@@ -579,10 +591,10 @@ def word_meant(name: str, value: str) -> str | None:
 
 
 def _placed_with(component: str, key: str, size: object, written: Any) -> str | None:
-    """Return the config line that places a component with a parallel size; None if the component is not placed.
+    """Return a config line with the placement of a component and its parallel size, for a fix.
 
-    `key`: name of the parallel size. `size`: its value; None is returned if it is not a whole number. `written`: the
-    config.
+    `key`: name of the parallel size. `size`: value of the parallel size. `written`: the config. Return None if the
+    component is not placed, or if `size` is not a whole number.
     """
     placed = value_at(written, f"{PLACEMENT}.{component}")
     if placed is None or not isinstance(size, int):
@@ -595,9 +607,10 @@ def _placed_with(component: str, key: str, size: object, written: Any) -> str | 
 
 
 def _spread(mapping: dict[str, Any]) -> None:
-    """Move top-level keys with dots, such as `actor.micro_batch: 4`, into their blocks.
+    """Move top-level keys with dots, such as `actor.micro_batch: 4`, into the blocks that the dots name.
 
-    A moved value replaces the value that the block has.
+    A moved value replaces the present value in the block; two blocks are merged. `mapping`: the config, which is
+    changed in place.
     """
     for path in [
         path
@@ -623,7 +636,7 @@ def _spread(mapping: dict[str, Any]) -> None:
 
 
 def _of_library(library: str, written: Mapping[str, object], found: Found) -> None:
-    """Report to `found`, as one problem, that `written` is a config of another library."""
+    """Report one problem to `found`: the config `written` is a config of the library `library`, not of rlplace."""
     theirs = [key for key in written if key in LIBRARIES]
     found.reject(
         "unknown-key",
@@ -635,7 +648,7 @@ def _of_library(library: str, written: Mapping[str, object], found: Found) -> No
 
 
 def _stands(mapping: Mapping[str, object], path: str) -> bool:
-    """Return whether a config has the key at a path, even with the value null."""
+    """Return whether a config sets the key at a path. A key with the value null counts as set."""
     above, _, name = path.rpartition(".")
     block = value_at(mapping, above) if above else mapping
     return isinstance(block, Mapping) and name in block
@@ -645,9 +658,9 @@ def _stands(mapping: Mapping[str, object], path: str) -> bool:
 
 
 def _replace_renamed(new: dict[str, Any], found: Found) -> None:
-    """Replace the old names of renamed keys in a config by the new names, and report each old name to `found`.
+    """Replace old names of renamed keys in a config by their new names, and report each old name to `found`.
 
-    `new`: the config, which is changed.
+    `new`: the config, which is changed in place.
     """
     written: dict[str, object] = {}
     meant: dict[str, object] = {}
@@ -734,9 +747,10 @@ def _replace_renamed(new: dict[str, Any], found: Found) -> None:
 
 
 def _switched(old: str, fix: str | None) -> str:
-    """Return the fix for the renamed key `old`, whose value is neither true nor false.
+    """Return the fix for the renamed key `old` if its new key needs true or false, but the value is neither.
 
-    `fix`: line with the value that is meant; None if unknown, then the lines for true and for false are returned.
+    `fix`: config line with the value that is probably meant. None: this is not clear; the result then offers a line
+    with true and a line with false.
     """
     lines = [
         f"{moved()[old][0]}: {meant}"
@@ -748,7 +762,10 @@ def _switched(old: str, fix: str | None) -> str:
 
 
 def _put(keys: Any, path: str, value: object) -> None:
-    """Set the key at `path` in the config `keys` to `value`, unless the key has a value; merge two blocks."""
+    """Set the key at `path` in the config `keys` to `value`. A key that already has a value is not changed.
+
+    If both values are blocks, the blocks are merged.
+    """
     name, _, below = path.partition(".")
     if not isinstance(keys, dict):
         return
@@ -763,9 +780,10 @@ def _put(keys: Any, path: str, value: object) -> None:
 
 
 def _iterations(written: object, mapping: Mapping[str, Any]) -> object:
-    """Return the length of a run in iterations, at least enough for `written` environment steps.
+    """Return the number of iterations that a run needs for `written` environment steps, rounded up.
 
-    `mapping`: the config. Return 100 if the lengths in the config are not numbers above 0.
+    `mapping`: the config. Return 100 if `written`, or the number of environments or steps in the config, is not a
+    number above 0.
     """
     keys = (("env", "total_num_envs"), ("algorithm", "rollout_steps"))
     numbers = [
@@ -784,10 +802,10 @@ def _iterations(written: object, mapping: Mapping[str, Any]) -> object:
 
 
 def with_folder(config: Config, sources: Mapping[str, Source]) -> Config:
-    """Return the config in which every language model has an absolute path and the keys of its folder's config.json.
+    """Return a copy of the config in which each language model has the keys of its config.json, and an absolute path.
 
-    Keys of config.json override keys of the config. A model whose keys are all in the config needs no folder. Raises
-    ConfigError. `sources`: key -> file and line where it was written.
+    Keys of config.json override keys of the config. The folder may be missing if the config itself describes the model
+    (`model_type`). `sources`: config key -> file and line in which its value is set. Raises ConfigError.
     """
     reward = config.reward
     if isinstance(reward, RewardConfig):

@@ -59,15 +59,18 @@ _BOUNDS = {
 
 
 class Block(pydantic.BaseModel):
-    """Base of the pydantic models of config blocks, in strict mode: no value is converted to another type."""
+    """Base of the pydantic models of config blocks. `of`: the dataclass of the config block.
+
+    The models are strict: no value is converted to a different type, and unknown keys are errors.
+    """
 
     model_config = pydantic.ConfigDict(extra="forbid", strict=True)
-    of: ClassVar[type]  # the config dataclass
+    of: ClassVar[type]
 
 
 @functools.cache
 def model_of(block: type, job: JobName) -> type[Block]:
-    """Return the pydantic model of a block in this job. `block`: dataclass of the block."""
+    """Return the pydantic model that validates a config block in this kind of job. `block`: dataclass of the block."""
     fields: dict[str, Any] = {}
     for name, (field, hint) in fields_of(block, job).items():
         default = default_of(field, job)
@@ -94,7 +97,7 @@ def model_of(block: type, job: JobName) -> type[Block]:
 
 
 def plain(value: object) -> Any:
-    """Return a validated value with its pydantic blocks converted to dataclasses."""
+    """Return a validated value in which pydantic models are replaced by objects of the config dataclasses."""
     if isinstance(value, Block):
         return type(value).of(
             **{name: plain(getattr(value, name)) for name in type(value).model_fields}
@@ -144,14 +147,18 @@ def _annotation(hint: Any, rules: Mapping[str, Any], job: JobName) -> Any:
 
 
 def _tagged(hint: Any) -> bool:
-    """Return whether a type has several alternative blocks, each of which has a `kind`."""
+    """Return whether the type `hint` is a union of dataclasses: alternative blocks, selected by their key `kind`."""
     return len(typing.get_args(hint)) > 1 and all(
         dataclasses.is_dataclass(o) for o in typing.get_args(hint)
     )
 
 
 def _one_of_kinds(blocks: Sequence[Any], job: JobName) -> Any:
-    """Return the pydantic type that takes one of `blocks`, selected by `kind`; without a `kind`, the first."""
+    """Return a pydantic type for a value that is one of several alternative blocks.
+
+    The key `kind` of the value selects the block. Without a known `kind`, it is the first. `blocks`: dataclasses of the
+    alternatives. `job`: the kind of job.
+    """
     tags = {tag_of(block): block for block in blocks}
 
     def which(value: object) -> str:
@@ -168,9 +175,9 @@ def _one_of_kinds(blocks: Sequence[Any], job: JobName) -> Any:
 
 
 def _one_or_named(args: Sequence[Any], job: JobName) -> Any:
-    """Return the pydantic type that takes one block, several blocks by name, or null.
+    """Return a pydantic type for a value that is one block, a mapping from names to blocks, or null.
 
-    `args`: alternatives of the field's type.
+    `args`: members of the union that is the field's type. `job`: the kind of job.
     """
     (block,) = (
         arg for arg in args if isinstance(arg, type) and dataclasses.is_dataclass(arg)
@@ -200,9 +207,9 @@ def _one_or_named(args: Sequence[Any], job: JobName) -> Any:
 
 
 def _value(hint: Any, rules: Mapping[str, Any]) -> Any:
-    """Return the pydantic type of a value that is neither a block nor a list.
+    """Return the pydantic type of a plain value: a number, a text, or a free mapping.
 
-    `hint`: type of the field. `rules`: rules of the field.
+    `hint`: type of the field. `rules`: metadata of the field, such as bounds and unit.
     """
     origin = typing.get_origin(hint)
     if rules.get("unit") == SHARE_OR_BYTES:
@@ -254,16 +261,16 @@ def _is_union(hint: Any) -> bool:
 
 
 def _bounded(hint: Any, rules: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the rules with an upper bound, if the type is int and has none, so that all arithmetic stays finite."""
+    """Return the rules of a field, for an int with an upper bound if it has none, so that arithmetic stays finite."""
     if hint is int:
         return {"maximum": MOST_WHOLE, **rules}
     return rules
 
 
 def _listed(item: Any, value: object) -> object:
-    """Return `value` if it is a list; for any other value, raise the pydantic error that explains it.
+    """Return `value` if it is a list. Otherwise, raise the pydantic error that says how to write the list.
 
-    `item`: type of the items.
+    `item`: type of the list items.
     """
     if isinstance(value, (list, tuple)):
         return value
@@ -303,7 +310,7 @@ def _listed(item: Any, value: object) -> object:
 
 
 def _words_of(options: Sequence[Any]) -> list[Any]:
-    """Return the words that are allowed by the alternatives of a type."""
+    """Return the values of all Literal types in `options`, the members of a union."""
     words: list[Any] = []
     for option in options:
         if typing.get_origin(option) is typing.Literal:
@@ -312,9 +319,10 @@ def _words_of(options: Sequence[Any]) -> list[Any]:
 
 
 def _items_of(item: Any, value: Mapping[Any, object]) -> list[object] | None:
-    """Return the list items that are probably meant by a block where a list is expected; None if that is unknown.
+    """Return the list that is probably meant by a block, for a key that needs a list; None if this is not clear.
 
-    `item`: type of the items. `value`: the block, name of an item -> its settings.
+    `item`: type of the list items. `value`: the block; its keys are taken as names of the items, its values as their
+    settings.
     """
     if not dataclasses.is_dataclass(item):
         if item is str and value:
@@ -365,9 +373,10 @@ def _bytes(value: object) -> object:
 
 
 def _share_or_bytes(value: object) -> object:
-    """Return a share below 1 as a float, a size as a whole number of bytes, and "auto" unchanged.
+    """Return the value of a key that takes a share of the memory, a size in bytes, or "auto".
 
-    `value`: a number, or a text such as `5 %` or `16GiB`. Raises ValueError for any other value.
+    The result is a float below 1 for a share, a whole number of bytes for a size, or "auto". `value`: a number, a text
+    such as `5 %` or `16GiB`, or "auto". Raises ValueError for any other value.
     """
     if value == "auto":
         return value
@@ -386,10 +395,10 @@ def _share_or_bytes(value: object) -> object:
 def _error(
     code: str, error: str, fits: str | None = None, **facts: Any
 ) -> PydanticCustomError:
-    """Return the pydantic error with the text that the tables of rlplace/codes have for `code`.
+    """Return a pydantic error with the text that the tables of rlplace/codes have for `code`.
 
-    `error`: name of one of the code's texts. `fits`: a valid value of the key, for the fix. `facts`: values that the
-    text is completed with.
+    `error`: name of the error text, as a code has several. `fits`: a valid value of the key, for the fix. `facts`:
+    values to be filled into the text.
     """
     told = problem(code, "", error=error, **facts)
     context = {"told": told, "what": told.what, "fix": fits, "why": told.why}
@@ -401,7 +410,8 @@ def _explained(
 ) -> PydanticCustomError:
     """Return the error that explains why a value is invalid.
 
-    `hint`: type of the field. `rules`: rules of the field. `errors`: error types that pydantic reported.
+    `hint`: type of the field. `rules`: metadata of the field, such as bounds and unit. `errors`: types of the errors
+    that pydantic has reported for the value.
     """
     options: list[Any] = [hint]
     optional = False
@@ -457,9 +467,9 @@ def _explained(
 def _not_a_word(
     words: Sequence[object], value: object, *, number: object
 ) -> PydanticCustomError:
-    """Return the error about a value that is not one of `words`.
+    """Return the error about a value that is not one of the allowed `words`.
 
-    `number`: type of the numbers that are valid besides the words; None if no number is valid.
+    `number`: int or float if the key also takes numbers of this type; None if it takes words only.
     """
     near = meant_word(value, [str(word) for word in words])
     if near is None and number is not None and isinstance(value, str):
@@ -476,9 +486,9 @@ def _not_a_word(
 
 
 def _no_placement(value: object) -> PydanticCustomError:
-    """Return the error about a placement that is a text or a list.
+    """Return the error about a whole placement that is a text or a list instead of a block.
 
-    The error proposes a valid value if the meaning is clear: for `all`, and for a list of blocks.
+    If the meaning is clear (the text `all`, or a list of blocks), the error proposes a valid block.
     """
     fits = None
     if value == "all":
@@ -493,7 +503,7 @@ def _no_placement(value: object) -> PydanticCustomError:
 def _no_size(value: object) -> PydanticCustomError:
     """Return the error about a wrong size in bytes.
 
-    The error proposes a valid value with the same number; a number without a unit gets GiB.
+    The error proposes a valid size with the same number. If the number has no unit, GiB is proposed.
     """
     written = re.fullmatch(
         r"\s*([0-9]+(?:\.[0-9]+)?)\s*(?:([KMGT]?)(i?)(b?)(?:ytes?)?\.?)\s*",
@@ -525,7 +535,8 @@ def _no_number(
 ) -> PydanticCustomError:
     """Return the error about a value that is not a number, or that is out of bounds.
 
-    `of`: type of the number. `rules`: rules of the field. `errors`: error types that pydantic reported.
+    `of`: type of the number, int or float. `rules`: metadata of the field, such as bounds. `errors`: types of the
+    errors that pydantic has reported for the value.
     """
     about = rules.get("doc")
     # A whole number that is too large for a float
@@ -566,9 +577,9 @@ def _no_number(
 def _no_number_at_all(
     of: object, value: object, about: str | None
 ) -> PydanticCustomError:
-    """Return the error about a value that is not a number, or not a whole number if `of` is int.
+    """Return the error about a value that is not a number of the type `of`, int or float.
 
-    `about`: meaning of the key.
+    `about`: the meaning of the key, for the error text.
     """
     fits = None
     if isinstance(value, str):
@@ -584,9 +595,9 @@ def _no_number_at_all(
 
 
 def _as_number(text: str, of: object) -> str | None:
-    """Return the number that a text means, as YAML; None if it means none. For example, YAML 1.1 reads 3e-4 as text.
+    """Return the number that is meant by a text, in the spelling of YAML; None if the text does not mean a number.
 
-    `of`: type of the number, int or float.
+    For example, YAML 1.1 reads `3e-4` as a text; the result is `3.0e-4`. `of`: type of the number, int or float.
     """
     if re.fullmatch(r"\s*[-+]?[0-9]+\s*", text):
         return str(int(text))
@@ -608,7 +619,10 @@ def _as_number(text: str, of: object) -> str | None:
 
 
 def config_schema() -> dict[str, Any]:
-    """Return the JSON Schema of a config file. No key is required, since other files or overrides may have it."""
+    """Return the JSON Schema of a config file.
+
+    The schema does not require any key, since further files or overrides may set the key.
+    """
     _, schema = pydantic.json_schema.models_json_schema(
         [(model_of(Config, job), "validation") for job in jobs()]
     )
@@ -634,14 +648,14 @@ def config_schema() -> dict[str, Any]:
 
 
 def _having(key: str, schema: dict[str, Any]) -> dict[str, Any]:
-    """Return the JSON Schema of a config whose value at `key` matches `schema`."""
+    """Return the JSON Schema that a config matches if its value at the path `key` matches `schema`."""
     for name in reversed(key.split(".")):
         schema = {"type": "object", "properties": {name: schema}, "required": [name]}
     return schema
 
 
 def _relaxed(schema: dict[str, Any]) -> dict[str, Any]:
-    """Return the JSON Schema of a block, changed so that no key is required and every value may be `${...}`."""
+    """Return a copy of a block's JSON Schema in which no key is required and any value may be a reference `${...}`."""
     kept = {
         key: value for key, value in schema.items() if key not in ("required", "title")
     }

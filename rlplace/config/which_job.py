@@ -1,6 +1,6 @@
-"""Finds the job to which the blocks of a config belong. No other module decides the job by words in the blocks.
+"""Find the kind of job that a config describes, by keys and values of its blocks.
 
-All other modules get the name of the job as a value, or ask the job.
+No other module does this: all others get the name of the job as a value, or call methods of the job.
 """
 
 from __future__ import annotations
@@ -36,11 +36,12 @@ _USUAL_ALGORITHM = "ppo"
 
 
 def find_job(mapping: dict[str, Any], found: Found) -> JobName:
-    """Return the kind of job that a config describes, and remove invalid tags and tags of language models from it.
+    """Return the kind of job that a config describes, and report contradictions to `found`.
 
-    A tag is a key, such as `env.kind`, whose value belongs to one kind of job. The first written tag, in the order of
-    TAGS, decides; keys of a language model count as its tag. Without tags, an algorithm that only language models have
-    decides. Otherwise the job is one on simulators. `mapping`: the config. `found`: collects the problems.
+    A tag is a key such as `env.kind`: each of its values belongs to one kind of job. The first tag in the order of TAGS
+    that the config sets decides. The keys `actor.model.path` and `actor.model.model_type` also decide for a language
+    model. If no tag is set, the algorithm decides: some algorithms exist for language models only. Otherwise, the job
+    is a job on simulators. `mapping`: the config; wrong tags, and `model.kind` of language models, are removed.
     """
     written = _written_tags(mapping, found)
     name = value_at(mapping, "algorithm.name")
@@ -90,7 +91,10 @@ def find_job(mapping: dict[str, Any], found: Found) -> JobName:
 
 
 def _written_tags(mapping: dict[str, Any], found: Found) -> dict[str, JobName]:
-    """Return the tags that a config has, each with its job. Invalid values are reported to `found`, and removed."""
+    """Return tag -> kind of job, for each tag that a config sets. Tags with invalid values are reported and removed.
+
+    A tag is a key such as `env.kind`: each of its values belongs to one kind of job. `found`: collects the problems.
+    """
     written: dict[str, JobName] = {}
     for tag, values in TAGS.items():
         value = value_at(mapping, tag)
@@ -121,13 +125,13 @@ def _written_tags(mapping: dict[str, Any], found: Found) -> dict[str, JobName]:
 
 
 def _comparing() -> tuple[str, ...]:
-    """Return the names of the algorithms that only jobs on language models have, since they compare answers."""
+    """Return the names of the algorithms for language models only: they compare several answers to a prompt."""
     names: tuple[str, ...] = typing.get_args(AlgorithmName)
     return tuple(name for name in names if name != _USUAL_ALGORITHM)
 
 
 def marks() -> dict[str, list[str]]:
-    """Return key -> values, for each key whose values show that a config is for a job on language models."""
+    """Return config key -> values that show that a config describes a job on language models."""
     found = {
         tag: [value for value, job in values.items() if job == MARKED]
         for tag, values in TAGS.items()
@@ -137,7 +141,7 @@ def marks() -> dict[str, list[str]]:
 
 
 def has_marked_keys(mapping: Mapping[str, object]) -> bool:
-    """Return whether a config has keys that only jobs on language models have."""
+    """Return whether a config sets keys that exist only in jobs on language models."""
     only = {*all_places(MARKED)} - {*all_places(USUAL)}
     blocks = {
         name: block for name, block in mapping.items() if isinstance(block, Mapping)
@@ -148,9 +152,9 @@ def has_marked_keys(mapping: Mapping[str, object]) -> bool:
 
 
 def _drop_tag(block: object, key: str, found: Found) -> None:
-    """Remove the `kind` from the model in a component's block; a model without other keys becomes None.
+    """Remove the key `kind` from the model in a component's block. A model without further keys becomes None.
 
-    `key`: config key of the block. `found`: collects the problems.
+    `key`: config key of the block. `found`: collects a problem if the kind is not that of a language model.
     """
     if not isinstance(block, dict):
         return

@@ -1,4 +1,4 @@
-"""`cluster.env_vars`: environment variables for all workers on all nodes, and checks of them.
+"""The config key `cluster.env_vars`: environment variables for all workers on all nodes, and their checks.
 
 ::
 
@@ -43,9 +43,9 @@ _OF_WORKERS = re.compile(
 
 
 def wrong_variables(config: Any) -> list[Problem]:
-    """Return the problems of `cluster.env_vars`: invalid names, invalid values, and written secrets.
+    """Return the problems of `cluster.env_vars`: invalid names, invalid values, and secrets in the config.
 
-    The problems do not show the secrets. `config`: config of any job.
+    The texts of the problems do not contain the secrets. `config`: config of any job.
     """
     problems = list(_invalid(config))
     # As the source of the problem, the word of the command line would show the secret
@@ -70,9 +70,10 @@ def _invalid(config: Config) -> Iterator[Problem]:
 
 
 def _is_secret(name: str, value: str) -> bool:
-    """Return whether the value of a variable is a secret, as its name or a login in the value shows.
+    """Return whether the value of an environment variable is a secret, such as a password.
 
-    A path in a variable whose name ends with CREDENTIALS is not a secret.
+    It is one if the name says so, as TOKEN does, or if the value has a login in an address. A path in a variable with a
+    name that ends in CREDENTIALS is not a secret.
     """
     if _LOGIN.search(value):
         return True
@@ -81,9 +82,9 @@ def _is_secret(name: str, value: str) -> bool:
 
 
 def missing_variables(config: Any) -> Iterator[Problem]:
-    """Yield a problem for each variable with the value null in `cluster.env_vars` that is not set in this process.
+    """Yield a problem for each variable that workers should get from this process but that is not set here.
 
-    The workers should get the values of these variables from this process.
+    These are the variables with the value null in `cluster.env_vars`. `config`: config of any job.
     """
     for name, value in config.cluster.env_vars.items():
         if value is None and name not in os.environ:
@@ -101,9 +102,10 @@ def missing_variables(config: Any) -> Iterator[Problem]:
 
 
 def variables_of(config: Any, names: Iterable[str] = ()) -> dict[str, str]:
-    """Return name -> value of the environment variables that the workers get.
+    """Return name -> value of the environment variables for the workers.
 
-    These are the variables of `cluster.env_vars`, and the variables `names` with their values in this process.
+    These are the variables in `cluster.env_vars`, and the variables `names` with the values that they have in this
+    process. `config`: config of any job.
     """
     return named_variables(config.cluster, names)
 
@@ -111,7 +113,11 @@ def variables_of(config: Any, names: Iterable[str] = ()) -> dict[str, str]:
 def named_variables(
     cluster: ClusterConfig, names: Iterable[str] = ()
 ) -> dict[str, str]:
-    """Return the result of `variables_of` for a config with this `cluster` block."""
+    """Return name -> value of the environment variables for the workers, from the config block `cluster`.
+
+    `names`: further variables; workers get the values that these have in this process. Variables without a value are
+    left out.
+    """
     given = dict.fromkeys(names) | dict(cluster.env_vars)
     taken: dict[str, str] = {}
     for name, value in given.items():
@@ -122,9 +128,9 @@ def named_variables(
 
 
 def not_given(config: Any) -> str | None:
-    """Return a text that names the variables of this process that workers may need but do not get.
+    """Return a text about environment variables that are set in this process but that the workers do not get.
 
-    Return None if no variable is lacking. `config`: config of any job.
+    Only variables that workers may need are named. Return None if there are none. `config`: config of any job.
     """
     given = config.cluster.env_vars
     joined = config.cluster.ray.address is not None
@@ -140,9 +146,9 @@ def not_given(config: Any) -> str | None:
 
 @contextlib.contextmanager
 def exported(values: Mapping[str, str]) -> Iterator[None]:
-    """Within the context, set environment variables in this process; at its end, restore the old values.
+    """Context manager that sets environment variables in this process, and restores the old values at its end.
 
-    `values`: name -> value. Worker threads of this process see the variables too.
+    `values`: name -> value. Workers that are threads of this process see the variables as well.
     """
     before = {name: os.environ.get(name) for name in values}
     os.environ.update(values)

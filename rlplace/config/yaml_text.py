@@ -1,4 +1,4 @@
-"""YAML texts: values on one line, whole configs, the line of every key, and explanations of broken texts."""
+"""Write values and configs as YAML, find the line of each key in a YAML text, and explain errors in YAML texts."""
 
 from __future__ import annotations
 
@@ -33,7 +33,10 @@ _WHOLE = re.compile(r"[-+]?[0-9][0-9_]*")
 
 
 def show(value: object, *, exact: bool = False) -> str:
-    """Return a value as YAML on one line; a text by itself is not quoted. `exact`: as in `quote`."""
+    """Return a value as YAML on one line. If the value itself is a text, it is returned without quotes.
+
+    `exact`: whether texts in lists and blocks that look like whole numbers get quotes.
+    """
     if isinstance(value, str):
         return value
     if value is None:
@@ -54,10 +57,10 @@ def show(value: object, *, exact: bool = False) -> str:
 
 
 def quote(value: object, *, inside: bool = True, exact: bool = False) -> str:
-    """Return a value as YAML, with quotes around a text that needs them.
+    """Return a value as YAML on one line, with quotes around a text that needs quotes.
 
-    `inside`: the value stands in braces or brackets, where a comma needs quotes. `exact`: a text that is a whole
-    number gets quotes too; otherwise it stays plain, for keys that take numbers and texts alike.
+    `inside`: whether the value will be within braces or brackets, so that a text with a comma needs quotes. `exact`:
+    whether a text that looks like a whole number gets quotes, so that it is read as text again.
     """
     if not isinstance(value, str):
         return show(value, exact=exact)
@@ -78,8 +81,9 @@ def quote(value: object, *, inside: bool = True, exact: bool = False) -> str:
 
 
 def to_yaml(mapping: Mapping[str, object], indent: str = "") -> str:
-    """Return a YAML text that readers of YAML 1.1 and of 1.2 read back as the same values. Placements are one line
-    each.
+    """Return a config as YAML text. Parsers of YAML 1.1 and of YAML 1.2 read the same values from it.
+
+    The placement of each component takes one line. `indent`: blanks before each line.
     """
     lines: list[str] = []
     for key, value in mapping.items():
@@ -97,9 +101,9 @@ def to_yaml(mapping: Mapping[str, object], indent: str = "") -> str:
 
 
 def line_sources(text: str, file: str, prefix: str = "") -> dict[str, Source]:
-    """Return path -> file and line, for every key and every list item of a YAML text.
+    """Return path -> file and line, for each key and each list item in a YAML text.
 
-    `file`: file name for the results. `prefix`: path of the config block that the text fills; "" for a whole config.
+    `file`: the file name for the result. `prefix`: path of the config block that the text fills; "" for a whole config.
     """
     found: dict[str, Source] = {}
 
@@ -121,7 +125,7 @@ def line_sources(text: str, file: str, prefix: str = "") -> dict[str, Source]:
 
 
 def scalars(text: str) -> dict[str, yaml.ScalarNode]:
-    """Return path -> YAML node, for every value of a YAML text that is neither a block nor a list."""
+    """Return path -> YAML node, for each plain value (not a block or a list) in a YAML text."""
     found: dict[str, yaml.ScalarNode] = {}
 
     def visit(node: yaml.Node | None, path: str) -> None:
@@ -139,11 +143,11 @@ def scalars(text: str) -> dict[str, yaml.ScalarNode]:
 
 
 def torn_number(key: str, sources: Mapping[str, Source]) -> tuple[str, str] | None:
-    """Return path and digits of a number with a decimal comma that YAML has split; None if `key` is no such digits.
+    """Return (path, digits) if `key` comes from a number with a decimal comma; None otherwise.
 
-    In `{lr: 0,05}`, YAML takes the digits behind the comma for a key without a value: 05 becomes the key 5, 075 the
-    key 61. `key`: path of a key that may be such digits. Return the path before the comma (`lr`) and the digits (`05`).
-    `sources`: key -> file and line where it was written.
+    YAML splits `{lr: 0,05}` at the comma: `lr` is 0, and the digits 05 become a further key without a value, 5 (075
+    becomes 61, since it is octal). For the key 5, the result is the path `lr` and the digits `05`. `key`: path of a key
+    that may have such digits as its last part. `sources`: config key -> file and line in which its value is set.
     """
     above, _, name = key.rpartition(".")
     # The last key so far of each line
@@ -159,7 +163,7 @@ def torn_number(key: str, sources: Mapping[str, Source]) -> tuple[str, str] | No
 
 
 def text_of(file: Path, shown: str) -> str:
-    """Return the text of a config's file. Raises ConfigError if it is not UTF-8. `shown`: its path in errors."""
+    """Return the text of a config file. Raises ConfigError if the text is not UTF-8. `shown`: the path for errors."""
     try:
         return file.read_text(encoding="utf-8")
     except UnicodeDecodeError as error:
@@ -178,8 +182,9 @@ def text_of(file: Path, shown: str) -> str:
 
 
 def misread_number(node: yaml.ScalarNode) -> int | None:
-    """Return the number that YAML 1.1 reads in a plain `010` (8) or `1:30` (90); None if it reads the node as it
-    looks.
+    """Return the number that YAML 1.1 reads from an octal `010` (8) or a sexagesimal `1:30` (90).
+
+    Return None if the node is not such a number.
     """
     if node.style not in (None, "") or not _NOT_DECIMAL.fullmatch(node.value):
         return None
@@ -190,7 +195,7 @@ def misread_number(node: yaml.ScalarNode) -> int | None:
 
 
 def named_in_defaults(text: str) -> list[str]:
-    """Return the configs that a YAML text extends: the plain names in its `defaults`, without choices of groups."""
+    """Return the names of configs in the `defaults` of a YAML text. Choices of config groups are left out."""
     node = _composed(text)
     names: list[str] = []
     if not isinstance(node, yaml.MappingNode):
@@ -205,9 +210,10 @@ def named_in_defaults(text: str) -> list[str]:
 
 
 def _composed(text: str) -> yaml.Node | None:
-    """Return the root node of a YAML text.
+    """Return the root node of a YAML text. Raises yaml.YAMLError if the text is not YAML.
 
-    libyaml is ten times as fast as PyYAML, but only PyYAML's errors name the line, so a broken text is read again.
+    libyaml is ten times as fast as PyYAML, but only errors of PyYAML name the line. So a text with an error is parsed
+    a second time, with PyYAML.
     """
     if yaml.__with_libyaml__:
         with contextlib.suppress(yaml.YAMLError):
@@ -221,7 +227,10 @@ def not_yaml(
     code: str,
     key: str,
 ) -> ConfigError:
-    """Convert an error of the YAML library to the standard error form."""
+    """Return a ConfigError for an error of the YAML library.
+
+    `file`: name of the file with the error. `code`: code of the problem. `key`: key of the problem.
+    """
     # What the library says
     mark = getattr(error, "problem_mark", None)
     message = getattr(error, "problem", None) or "is not YAML"
@@ -252,10 +261,13 @@ def not_yaml(
 
 
 def repeated_key(text: str, file: str) -> ConfigError | None:
-    """Return the error about the first key that occurs twice in one block of a YAML text; None if all keys differ."""
+    """Return the error about the first key that occurs twice in a block of a YAML text; None if no key does.
+
+    `file`: name of the file with the text.
+    """
 
     def visit(node: yaml.Node | None, path: str) -> Iterator[tuple[str, int, int]]:
-        """Yield path, first line and second line of each repeated key."""
+        """Yield (path, line, line of the repetition) of each repeated key below `node`. `path`: path of `node`."""
         lines: dict[str, int] = {}
         if isinstance(node, yaml.MappingNode):
             for key, value in node.value:
@@ -286,10 +298,10 @@ def repeated_key(text: str, file: str) -> ConfigError | None:
 
 
 def with_values(text: str, values: Mapping[str, object]) -> str:
-    """Return a YAML text with new values at some key paths. All comments stay.
+    """Return a copy of a YAML text with new values for some keys. All comments stay.
 
-    `values`: key path -> new value; None removes the key. A key that the text lacks is added
-    at the end of the nearest block above it. Raises ValueError if that block is empty or in braces.
+    `values`: path of a key -> new value; None removes the key. A key that is not in the text is added at the end of the
+    nearest enclosing block. Raises ValueError if this block is empty or written in braces.
     """
     for path, value in values.items():
         text = _with_value(text, path, value)
@@ -297,7 +309,7 @@ def with_values(text: str, values: Mapping[str, object]) -> str:
 
 
 def _with_value(text: str, path: str, value: object) -> str:
-    """Return a YAML text in which the key at `path` has the new value; None removes the key."""
+    """Return a copy of a YAML text in which the key at `path` has the new value. If `value` is None, remove the key."""
     spans = dict(_spans(_composed(text), ""))
     if path in spans:
         start, first, last = spans[path]
@@ -346,7 +358,7 @@ def _with_value(text: str, path: str, value: object) -> str:
 
 
 def _in_flow(text: str, start: int) -> bool:
-    """Return whether a position in a text is within braces that begin in the same line."""
+    """Return whether the position `start` in a text is within braces that were opened earlier in its line."""
     line = text[text.rfind("\n", 0, start) + 1 : start]
     return line.count("{") > line.count("}")
 
@@ -355,9 +367,9 @@ def _spans(
     node: yaml.Node | None,
     path: str,
 ) -> Iterator[tuple[str, tuple[int, int, int]]]:
-    """Yield path -> (start of the key, start of its value, end of its value), for every key below a YAML node.
+    """Yield (path, (start of the key, start of its value, end of its value)) for each key below a YAML node.
 
-    All three are positions in the text. `path`: path of `node`.
+    Starts and end are positions in the text. `path`: path of `node`.
     """
     if not isinstance(node, yaml.MappingNode):
         return
@@ -368,7 +380,7 @@ def _spans(
 
 
 def _end(node: yaml.Node) -> int:
-    """Return the position in the text where the value of a YAML node ends; comments behind the value do not count."""
+    """Return the position in the text at which a YAML node ends. Comments after its last value are not included."""
     parts: list[yaml.Node] = []
     if isinstance(node, yaml.MappingNode):
         for pair in node.value:
@@ -386,9 +398,10 @@ def misread_numbers(
     file: str,
     sources: Mapping[str, Source],
 ) -> Iterator[Problem]:
-    """Yield a problem for each number that YAML reads in another base than ten, such as 010 as 8.
+    """Yield a problem for each number in a YAML text that YAML does not read as decimal, such as 010 (read as 8).
 
-    Numbers that a later file or an override replaces are left out. `file`: name of the text's file.
+    `file`: name of the file with the text. `sources`: config key -> file and line in which its final value is set.
+    Numbers that a later file or an override replaces are left out.
     """
     for key, node in scalars(text).items():
         place = Source(file=file, line=node.start_mark.line + 1)
@@ -423,9 +436,10 @@ def not_blocks(
     file: str,
     places: Callable[[], Sequence[str]],
 ) -> ConfigError | None:
-    """Return the error about a list in place of a block, or about `defaults` that are not a list; None without error.
+    """Return the error about a list for a key that needs a block, or about `defaults` that are not a list.
 
-    `places`: returns all key paths of configs, of any job.
+    Return None if the text has no such error. `file`: name of the file with the text. `places`: a function that returns
+    the paths of all keys that a config may have.
     """
     written = yaml.safe_load(text)
     lines = line_sources(text, file)
@@ -463,5 +477,5 @@ def not_blocks(
 
 
 def closes(text: str) -> bool:
-    """Whether every bracket and brace of a text is closed."""
+    """Return whether a text has as many closing as opening brackets, and as many closing as opening braces."""
     return all(text.count(a) == text.count(b) for a, b in ("{}", "[]"))

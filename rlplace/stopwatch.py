@@ -40,17 +40,20 @@ _CALL: ContextVar[list[Stopwatch] | None] = ContextVar(
 class Part(NamedTuple):
     """Sums over the laps of a call that belong to the same part, with the same size (two digits) and value of `cold`.
 
-    A part is a named kind of work within the call; a lap is one execution of it. `cold`: whether the thread had lost
-    its processor in the lap before each of these laps (for the part "wait": in these laps themselves).
+    A part is a named kind of work within the call; a lap is one execution of it. `size`: mean number of rows, tokens or
+    sequences of a lap; 0: nothing is counted. `laps`: number of laps. `wall_s`: elapsed time of all laps. `cpu_s`:
+    processor time of the thread in all laps. `least_cpu_s`: least processor time of a lap. `blocked_s`: least time of a
+    lap in which the thread had no processor. `cold`: whether the thread had lost its processor in the lap before each
+    of these laps (for the part "wait": in these laps themselves).
     """
 
     name: str
-    size: float  # mean number of rows, tokens or sequences of a lap; 0 if nothing is counted
+    size: float
     laps: int
-    wall_s: float  # elapsed time of all laps
-    cpu_s: float  # processor time of the thread in all laps
-    least_cpu_s: float  # least processor time of a lap
-    blocked_s: float  # least time of a lap in which the thread had no processor
+    wall_s: float
+    cpu_s: float
+    least_cpu_s: float
+    blocked_s: float
     cold: bool = False
 
 
@@ -72,19 +75,21 @@ class Spans:
 class CallRecord:
     """The time that one call of a worker method took on one rank: elapsed, processor time, and the times of its parts.
 
-    `parts`: sums over the laps of each part. `spans`: the laps of each stopwatch. `draws`: name of a distribution ->
-    its values in order, such as the lengths of answers.
+    `began_s`: start in seconds since the epoch. `seconds`: elapsed time. `cpu_s`: processor time of the call's thread.
+    `process`: number of the rank's process. `process_cpu_s`: processor time of the whole process since its start, at
+    the end of the call. `beside_cpu_s`: processor time of the process's other threads during the call. `cores`: number
+    of cores that the process may use. `parts`: sums over the laps of each part. `spans`: the laps of each stopwatch.
+    `draws`: name of a distribution -> its values in order, such as the lengths of answers.
     """
 
     method: str
-    began_s: float  # since the epoch
+    began_s: float
     seconds: float
-    cpu_s: float  # processor time of the call's thread
-    process: int  # number of the rank's process
-    process_cpu_s: float  # processor time of the whole process since its start, at the end of the call
-    # Processor time of the process's other threads during the call
+    cpu_s: float
+    process: int
+    process_cpu_s: float
     beside_cpu_s: float = 0.0
-    cores: int = 1  # number of cores that the process may use
+    cores: int = 1
     parts: tuple[Part, ...]
     spans: tuple[Spans, ...]
     draws: Mapping[str, array[float]] = dataclasses.field(

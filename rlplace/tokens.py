@@ -29,19 +29,25 @@ Files = Sequence[
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
-    """An env rank's request to a rollout rank: generate `samples` answers to the conversation in `tokens`."""
+    """An env rank's request to a rollout rank: generate `samples` answers to the conversation in `tokens`.
+
+    `group`: number of the prompt in the iteration, counted over all env ranks. The answers belong to the samples
+    `first_sample` to `first_sample + samples - 1` of the group. `turn`: 0 for the first answer of an episode. `tokens`:
+    [P], the whole conversation so far. `greedy`: whether to take the most probable token each time. `held_out`: whether
+    the prompt is one for evaluation. `images`: the images for the image tokens of the prompt.
+    """
 
     env_rank: int
     iteration: int
-    group: int  # global index of the prompt within the iteration
-    first_sample: int  # the answers are samples first_sample .. first_sample + samples - 1 of the group
+    group: int
+    first_sample: int
     samples: int
-    turn: int  # 0 for the first answer of an episode
-    tokens: Tokens  # [P], the whole conversation so far
+    turn: int
+    tokens: Tokens
     max_new_tokens: int
-    greedy: bool = False  # take the likeliest token each time
-    held_out: bool = False  # the prompt is one for evaluation
-    images: Files = ()  # the prompt has as many image tokens as these images need
+    greedy: bool = False
+    held_out: bool = False
+    images: Files = ()
 
     @property
     def weight(self) -> int:
@@ -73,14 +79,18 @@ class Completion:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Sample:
-    """An env rank's result: one whole episode.
+    """An env rank's result: one whole episode of L tokens.
 
-    At tokens that the policy did not sample (false in `mask`), `logprobs` is 0 and `versions` is -1.
+    `group`: number of the prompt. `sample`: number of the sample in its group. `tokens`: prompt, answers and the
+    environment's texts between them. `mask`: true at the tokens that the policy sampled; at all others, `logprobs` is 0
+    and `versions` is -1. `reward`: weighted sum of `rewards`; nan if a number is not finite, so that learners leave the
+    sample out. `rewards`: reward function -> its value. `truncated`: whether the last answer was cut off by a length
+    limit. `transcript`: the episode as text, for scorers that read text.
     """
 
     group: int
-    sample: int  # number of the sample in its group
-    tokens: Tokens  # [L], prompt, answers and the environment's texts between them
+    sample: int
+    tokens: Tokens  # [L]
     mask: NDArray[
         np.bool_
     ]  # [L], the loss mask: true at the tokens that the policy sampled
@@ -140,13 +150,15 @@ class Sample:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Scores:
-    """Numbers about one sample: scores from a critic, a reference or a reward, or the returns for the critic."""
+    """Numbers about one sample: scores from a critic, a reference or a reward, or the returns for the critic.
+
+    `values` from a reward: [1], the reward. Otherwise [N], a number for each token that the policy sampled: from a
+    critic, the value of the state before the token; from a reference, the token's log-probability at the temperature of
+    sampling; from the actor, the return from the token on.
+    """
 
     group: int
     sample: int
-    # From a reward: [1], its value. Otherwise [N], for each token that the policy sampled: from a critic, the value of
-    # the state before the token; from a reference, the token's log-probability at the temperature of sampling; from
-    # the actor, the return from the token on
     values: NDArray[np.float32]
 
 

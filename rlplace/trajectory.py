@@ -29,12 +29,15 @@ _ALONG_ROWS = (
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Observation:
-    """A message from an env rank to a rollout rank: the observations of B rows, for which actions are wanted."""
+    """A message from an env rank to a rollout rank: the observations of B rows, for which actions are wanted.
+
+    `step`: 0 to T-1 in the iteration. `first_row`: number of the first row, counted over the whole job.
+    """
 
     env_rank: int
     stage_group: int
-    step: int  # 0..T-1 within the iteration
-    first_row: int  # global row of observations[0]
+    step: int
+    first_row: int
     observations: Array  # [B, *O]
 
     @property
@@ -46,7 +49,9 @@ class Observation:
 class ActionChunk:
     """A message from a rollout rank to an env rank: the actions for the B rows of one Observation, in the same order.
 
-    `version`: the policy version that decided.
+    `logprobs`: log-density of the actions under policy `version`. `values`: value estimates of the observations.
+    `version`: the policy version that chose the actions. `memory`: [B, S], recurrent state of the policy after this
+    step; None: the policy has no memory.
     """
 
     stage_group: int
@@ -56,9 +61,7 @@ class ActionChunk:
     logprobs: Array  # [B] float32, log-density of `actions` under policy `version`
     values: Array  # [B] float32, value estimate of the observations
     version: int
-    memory: Array | None = (
-        None  # [B, S] float32, memory of the policy after this step; None: it has no memory
-    )
+    memory: Array | None = None  # [B, S] float32
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,4 +1,4 @@
-"""What follows from the classes and stages of a declared job: arguments of calls, state, senders of weights."""
+"""Facts about a custom job that follow from its worker classes and stages: arguments of calls, and saved state."""
 
 from __future__ import annotations
 

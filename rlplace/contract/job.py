@@ -1,7 +1,7 @@
-"""Everything that the engine asks of a job, on one page; each answer has a default that works.
+"""The class `Job`: everything that the engine has to know about a job, as methods with working defaults.
 
-A job gives components, stages and channels. It then trains, offloads, recovers, checkpoints what its workers save, and
-shows a timeline::
+A job declares components, stages and channels. With the defaults, it trains, offloads, recovers from faults, writes
+checkpoints of its workers' state, and shows a timeline::
 
     job = Job(
         components={"actor": Learner, "env": Env, "rollout": Policy},
@@ -14,7 +14,7 @@ shows a timeline::
     )
     run(job, "hybrid.yaml")
 
-A subclass answers a question in another way. The jobs in `rlplace.jobs` do so for nearly all of them.
+A subclass overrides methods for which the default does not suit. The jobs in `rlplace.jobs` override nearly all.
 """
 
 from __future__ import annotations

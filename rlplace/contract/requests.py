@@ -1,4 +1,4 @@
-"""Requests of a command to a trained job, and their results: evaluation and export."""
+"""The settings with which a command has a job evaluate or export a trained policy, and the result of an evaluation."""
 
 from __future__ import annotations
 

@@ -467,7 +467,7 @@ def _inline(case: PlannedJob) -> bool:
 def _ranks_as_threads(case: PlannedJob) -> Iterator[Found]:
     """Yield a Found for each component with several ranks of which each needs its own process.
 
-    Only for the launcher `inline`, with which all ranks are threads of one process.
+    This rule applies to the launcher `inline`, with which all ranks are threads of one process.
     """
     for component, kind in case.components.items():
         ranks = case.plan.placement.world_size(component)

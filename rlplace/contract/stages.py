@@ -1,6 +1,6 @@
 """The calls of an iteration: as a job declares them, and as the loop executes them.
 
-A job declares stages. A stage names components, the residency of each, and the methods that start together there::
+A job declares stages. A stage names components, the residency of each component, and the methods that start together::
 
     Stage("sync", weights("actor", to="rollout"))
     Stage("rollout", full("env").calls("run"), full("rollout").calls("generate"))

@@ -51,21 +51,22 @@ _FINAL = (ProblemsError, AcceleratorOutOfMemory, DivergedError, NotSent)
 class Fault:
     """A failure of workers from which the run has recovered.
 
-    `what`: the failed rank and method, or the method that was late. `why`: the first line of the error.
+    `at_s`: seconds from the time when the workers were ready to the fault. `iteration`: counted from 0. `what`: the
+    failed rank and method, or the method that was late. `why`: the first line of the error. `replaced`: names of the
+    restarted ranks. `moved`: texts about restarted ranks that have moved to other accelerators. `redone_s`: seconds of
+    lost work, in this iteration and in iterations since the checkpoint. `recovery_s`: seconds until the run could
+    continue. `went_back`: whether the run has returned to its newest checkpoint, or to its start.
     """
 
-    at_s: float  # seconds from the time when the workers were ready to the fault
-    iteration: int  # counted from 0
+    at_s: float
+    iteration: int
     stage: str
     what: str
     why: str
-    replaced: tuple[str, ...]  # names of the restarted ranks
-    # Restarted ranks that moved to other accelerators, and where to.
+    replaced: tuple[str, ...]
     moved: tuple[str, ...] = ()
-    # seconds of lost work: of this iteration so far, and of iterations since the checkpoint
     redone_s: float
-    recovery_s: float  # seconds until the run could continue
-    # whether the run returned to its newest checkpoint, or to its start
+    recovery_s: float
     went_back: bool = False
 
     def __str__(self) -> str:
@@ -149,8 +150,8 @@ class History:
 class Attempt:
     """Context manager around one attempt at work that may fail because a worker is lost.
 
-    If the run recovers from the failure, the `with` block ends without an error, and `fault` is the fault. Otherwise
-    the error is raised, or `fault` is None if nothing failed.
+    If the run recovers from a failure, the `with` block ends without an error, and `fault` is the fault. If it cannot
+    recover, the error is raised. Without a failure, `fault` is None.
     """
 
     def __init__(

@@ -10,8 +10,8 @@
      │            || actor: gradients of the groups that are whole, where it accumulates
      └ actor pushes weights, rollout pulls them
 
-A rank runs its calls in the order in which they were made, so what it acquires, its work and what it then releases are
-asked for as one message, and awaited once::
+A rank runs its calls in the order in which they were made. So the driver sends the acquire, the work and the following
+release of a rank as one message, and waits once::
 
     a rank of rollout   move full │ generate │ move weights           a rank of env    move full │ run │ move off
     the driver          asks ────────────────────────────── waits for all: now the actor's accelerators are free
@@ -23,9 +23,10 @@ With `max_staleness` n > 0, engines generate while the actor learns::
                             ▲          ▲
                             push 1     push 2
 
-Iteration i is learned by policy version i. Its first request follows, in the queue of every engine, a pull of the
-version that admitted it, which is i - n or later; versions only rise, so no token of it is older than n. A request
-that would come too early waits; no generated sample is dropped.
+Policy version i learns from the samples of iteration i. Generation of iteration i starts when version i - n has been
+pushed. Every engine loads this version, or a later one, before the first request of the iteration, and versions only
+rise. So no token is older than n versions when it is learned from. An iteration that would start too early waits; no
+generated sample is dropped.
 """
 
 from __future__ import annotations
@@ -61,11 +62,12 @@ from rlplace.workers.launch.group import Pending, Ranks, WorkerGroup
 class Loop:
     """Runs iterations on launched worker groups, and owns the policy version.
 
-    `version`: the policy version that the next sync sends to the rollout ranks.
+    `version`: the policy version that the next sync sends to the rollout ranks. `recovery`: replaces lost workers;
+    None: the first failure is raised. `generated`: iteration -> metrics of samples that were generated ahead of
+    learning and saved in a checkpoint.
     """
 
-    recovery: Recovery | None = None  # None: the first failure is raised
-    # Iteration -> metrics of samples that were generated ahead and are saved.
+    recovery: Recovery | None = None
     generated: Mapping[int, Mapping[str, float]] = {}
 
     def __init__(

@@ -33,13 +33,16 @@ _ROUNDING = 0.05  # share of the predicted bytes; the accuracy of the memory pro
 
 
 class Resident(NamedTuple):
-    """The memory of one rank on one of its accelerators, as measured after the rank's last move."""
+    """The memory of one rank on one of its accelerators, after the rank's last move.
+
+    `size_bytes`: the measured bytes. `predicted_bytes`: the bytes that the memory proof predicts.
+    """
 
     component: str
     rank: int
     residency: Residency
-    size_bytes: int  # measured
-    predicted_bytes: int  # by the memory proof
+    size_bytes: int
+    predicted_bytes: int
 
     @property
     def owner(self) -> str:

@@ -22,11 +22,15 @@ _GENERATING = ("env", "rollout")  # the components that run ahead
 
 
 class Generated(NamedTuple):
-    """The calls and times of an iteration for which all samples are generated."""
+    """The calls and times of an iteration for which all samples are generated.
+
+    `calls`: the finished calls of env and rollout. `seconds`: from the first request to the last answer. `busy_s`:
+    value of `Generation.busy_s` when the samples were complete.
+    """
 
     calls: tuple[Pending, ...]
-    seconds: float  # from the first request to the last answer
-    busy_s: float  # `Generation.busy_s` when the iteration ended
+    seconds: float
+    busy_s: float
 
 
 class Generation:
@@ -128,9 +132,11 @@ def loop_of(schedule: Schedule) -> type[Loop]:
 
 
 class Overlap(Loop):
-    """A Loop in which rollout runs ahead of learning. Env and rollout stay on their accelerators all the time."""
+    """A Loop in which rollout runs ahead of learning. Env and rollout stay on their accelerators all the time.
 
-    # Calls of the components that score samples while they are generated
+    `_scoring`: the running calls of components that score samples during generation.
+    """
+
     _scoring: Sequence[Pending] = ()
 
     @functools.cached_property

@@ -10,10 +10,9 @@ from rlplace.errors import Problem
 
 
 def learning_rate_notes(config: Config, changed: Collection[str]) -> list[str]:
-    """Return a note for a resumed run if its learning-rate schedule now decays over a new number of iterations.
+    """Return a line of text if the learning rate of a resumed run now decays over a new number of iterations.
 
-    `changed`: the config keys whose values differ from the values in the checkpoint. The list is empty
-    otherwise.
+    Otherwise, return an empty list. `changed`: the config keys with values that differ from those in the checkpoint.
     """
     falls = config.actor.optimizer.schedule != "constant"
     if falls and "runner.total_iterations" in changed:

@@ -12,7 +12,7 @@ _METHODS = ("advantages", "policy_loss", "value_loss", "metrics")
 def check_variant(config: Config) -> list[Problem]:
     """Return the problems of the custom algorithm variant that the config names; empty without a variant.
 
-    Problems: the variant cannot be imported, or it overrides none of the methods that a variant may override.
+    Problems: the variant cannot be imported, or it does not override any of the methods that a variant may override.
     """
     variant = config.algorithm.variant
     if variant.name is None:

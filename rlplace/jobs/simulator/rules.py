@@ -139,9 +139,9 @@ def _empty_minibatches(case: PlacedJob) -> Iterator[Found]:
 
 
 def _sequences_without_memory(case: PlacedJob) -> Iterator[Found]:
-    """Yield a finding for each of `unroll_steps` and `burn_in` that is set. Only for a policy without memory.
+    """Yield a finding for each of the keys `unroll_steps` and `burn_in` that is set.
 
-    Such a policy learns from single steps, not from sequences.
+    This rule applies to policies without memory, which learn from single steps instead of sequences.
     """
     algorithm = case.config.algorithm
     given = {_UNROLL_STEPS: algorithm.unroll_steps, _BURN_IN: algorithm.burn_in}
@@ -184,9 +184,9 @@ def _sends_a_part(case: PlacedJob) -> bool:
 
 
 def _sync_without_base(case: PlacedJob) -> Iterator[Found]:
-    """Yield a finding if rollout leaves its accelerators between syncs. Only if a sync sends a part of the weights.
+    """Yield a finding if rollout leaves its accelerators between syncs.
 
-    Rollout would lose the weights that a sync does not send.
+    This rule applies if a sync sends only a part of the weights: rollout would lose the weights that are not sent.
     """
     active = case.active
     away = [

@@ -1,9 +1,9 @@
-"""Seconds of a rollout stage with env and engines alone, simulated for each number of their ranks: a bound for all
-plans.
+"""Lower bounds of the rollout stage, from simulations of env and engines alone, one for each pair of their sizes.
 
-Where every node has processors enough for all its ranks, nobody else's work is in the way of env and engines: what they
-do in a plan is what they do alone, after the moves that go before their work. That takes in what no sum does, such as
-how full the batches of an engine are, and that env still has answers to judge when the last engine has ended.
+If every node has enough processor cores for all its ranks, no other work delays env and engines. So after the moves on
+entry to the stage, they take as long in a whole plan as they take alone. A simulation covers effects that a sum of
+costs does not cover: how full an engine's batches are, and that env still grades answers after the last engine has
+ended.
 """
 
 from __future__ import annotations

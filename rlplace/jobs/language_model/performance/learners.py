@@ -208,10 +208,13 @@ class TrainedRank(JoinedRank):
 
 
 class LmActorRank(TrainedRank):
-    """Simulates the worker `LmActor`."""
+    """Simulates the worker `LmActor`.
 
-    _groups: list[Group] | None = None  # groups of the iteration, on rank 0
-    # Rank 0: sizes of all samples whose advantages are computed
+    On rank 0, `_groups` has the groups that were taken in this iteration, and `_experience` the token counts of the
+    samples for which advantages are computed. None: there are none yet.
+    """
+
+    _groups: list[Group] | None = None
     _experience: SampleSizes | None = None
 
     def infer(self, iteration: int, version: int) -> Body:

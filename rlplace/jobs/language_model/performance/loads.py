@@ -42,21 +42,30 @@ _INDEXES = (
 
 
 class _Drawn(NamedTuple):
-    """Token counts of an iteration. Each field is the minimum over all iterations that the bounds look at."""
+    """Token counts of an iteration. Each field is the minimum over the iterations from which bounds are computed.
 
-    answers: int  # generated tokens of all answers
-    tokens: int  # tokens of all samples, including prompts
-    together: int  # tokens of all samples if each group computes its prompt once
-    longest: int  # tokens of the longest answer
-    shortest: int  # tokens of the shortest sample
+    `answers`: generated tokens of all answers. `tokens`: tokens of all samples, including prompts. `together`: tokens
+    of all samples if each group computes its prompt once. `longest`: tokens of the longest answer. `shortest`: tokens
+    of the shortest sample.
+    """
+
+    answers: int
+    tokens: int
+    together: int
+    longest: int
+    shortest: int
 
 
 class _Passes(NamedTuple):
-    """Seconds of one pass over all samples: the sum over all micro-batches of the pass."""
+    """The cost of one pass over all samples: the sum over all micro-batches of the pass.
 
-    ranks: int  # number of ranks that share the samples
-    longest_s: float  # of the most loaded rank
-    cpu_s: float  # processor seconds of all ranks
+    `ranks`: number of ranks that share the samples. `longest_s`: seconds of the most loaded rank. `cpu_s`: processor
+    seconds of all ranks in sum.
+    """
+
+    ranks: int
+    longest_s: float
+    cpu_s: float
 
     @property
     def of_each(self) -> Cost:
@@ -134,9 +143,10 @@ class TextStages(Stages):
     def options(
         self, stage: str, mode: Mode, sizes: Mapping[str, Sequence[Size]]
     ) -> Iterator[Options]:
-        """Yield a single option: for each component, the minimum of each part of the load over its possible sizes.
+        """Yield a single lower bound of the loads in a stage that is valid for any combination of `sizes`.
 
-        `stage`: name of the stage. `sizes`: component -> the sizes that it may have.
+        `sizes`: component -> the sizes that it may have. Each number in the load of a component is the minimum over
+        these sizes.
         """
         components = self.depends(stage)
         found: dict[str, Load] = {}
@@ -211,7 +221,7 @@ class TextStages(Stages):
 
     @functools.lru_cache(maxsize=64)  # noqa: B019  it lives as long as a search
     def _wholes(self, again: float | None) -> Sequence[SampleSizes]:
-        """Return the token counts of the samples, for each iteration that the bounds look at.
+        """Return the token counts of the samples, for each iteration from which bounds are computed.
 
         Return an empty sequence for episodes of several turns. `again`: the cost of a shared prompt token for each
         sample that reads it, as a fraction of the cost of computing a token; None: prompts are not shared.
@@ -232,7 +242,7 @@ class TextStages(Stages):
 
     @functools.cached_property
     def _lengths(self) -> Sequence[Sequence[tuple[int, int]]]:
-        """Return (prompt tokens, tokens of the first answer) of each sample, for each iteration of the bounds.
+        """Return (prompt tokens, tokens of the first answer) of each sample, for each iteration used for bounds.
 
         The samples of a group follow each other.
         """
@@ -451,7 +461,8 @@ class TextStages(Stages):
         """Return (seconds, processor seconds) of micro-batches in which the ranks wait for each other.
 
         `cost`: name of the cost of a micro-batch. `packing`: the micro-batches of all ranks. `sizes`: the token counts
-        of the samples. The seconds add the slowest rank of each micro-batch; processor seconds add all ranks.
+        of the samples. Seconds: the sum over the micro-batches, with the slowest rank of each. Processor seconds: the
+        sum over the micro-batches of all ranks.
         """
         longest_s = 0.0
         cpu_s = 0.0

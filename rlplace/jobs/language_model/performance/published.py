@@ -48,12 +48,16 @@ _BF16 = 2  # bytes per number
 
 
 class Rates(NamedTuple):
-    """Published rates of one accelerator: operations and bytes per second."""
+    """Published rates of one accelerator, per second.
+
+    `operations`: floating-point operations. `memory_bytes`: bytes from the accelerator's own memory. `host_bytes`:
+    bytes between accelerator and host. `link_bytes`: bytes between accelerators.
+    """
 
     operations: float
-    memory_bytes: float  # of the accelerator's memory
-    host_bytes: float  # between accelerator and host
-    link_bytes: float  # between accelerators
+    memory_bytes: float
+    host_bytes: float
+    link_bytes: float
 
 
 @functools.cache
@@ -130,7 +134,11 @@ def _rates(nodes: Sequence[Node]) -> Rates:
 def _costs(
     config: Config, plan: Plan, component: str, rates: Rates
 ) -> Iterator[tuple[str, Sequence[tuple[float, float]], str]]:
-    """Yield each cost of a component as (name `<method>/<part>`, points (size, seconds), kind of device at work)."""
+    """Yield each cost of a component as (name, points, kind of device).
+
+    The name is `<worker method>/<part of the method>`. The points are pairs (size of the work, seconds). The device is
+    the one that does the work: accelerator or processor.
+    """
     role = role_of(component)
     ranks = plan.placement.world_size(component)
     if role == "env":

@@ -46,18 +46,20 @@ _IN_TURN_S = 0.005  # rewards that take longer are computed by other processes
 class Request(NamedTuple):
     """A request of an env rank for answers. In the first turn it covers all samples of a group, later one sample.
 
-    `first`: number of the first sample in the group. `samples`: number of samples. `turn`: number of the turn, from 0.
+    `asked`: the iteration in which the request is made. `iteration`: the iteration that owns the prompt; it differs
+    from `asked` if the prompt was postponed or is asked ahead. `env`: the env rank. `group`: number of the group in
+    `iteration`. `first`: number of the first sample in the group. `samples`: number of samples. `turn`: number of the
+    turn, from 0. `tokens`: tokens of the conversation so far.
     """
 
-    asked: int  # the iteration in which the request is made
-    # the iteration that owns the prompt; differs from `asked` for a postponed prompt or one asked ahead
+    asked: int
     iteration: int
-    env: int  # the env rank
-    group: int  # number of the group in its iteration
+    env: int
+    group: int
     first: int
     samples: int
     turn: int
-    tokens: int  # prompt tokens
+    tokens: int
 
 
 class Answer(NamedTuple):
@@ -67,16 +69,19 @@ class Answer(NamedTuple):
 
 
 class Graded(NamedTuple):
-    """A sample with its reward. `request`: the last request of the sample."""
+    """A sample with its reward. `request`: the last request of the sample. `tokens`: its tokens with the prompt."""
 
     request: Request
-    tokens: int  # including the prompt
+    tokens: int
 
 
 class Group(NamedTuple):
-    """A group with all its samples. `prompt`: tokens of the prompt. `tokens`: tokens of each sample and its prompt."""
+    """A group with all its samples.
 
-    # the iteration that owns the prompt, and the group's number there
+    `number`: (iteration that owns the prompt, number of the group in this iteration). `prompt`: tokens of the prompt.
+    `tokens`: tokens of each sample, with the prompt.
+    """
+
     number: tuple[int, int]
     prompt: int
     tokens: tuple[int, ...]

@@ -22,7 +22,7 @@ from rlplace.placement.plan import Plan
 
 
 def plan_problems(config: Config, plan: Plan) -> Iterator[Problem]:
-    """Yield the problems that a run of the plan would have on any machine."""
+    """Yield the problems for which a run of the plan would fail on any machine."""
     if not config.runs:
         yield from missing_problems(config)
         return

@@ -39,7 +39,7 @@ def _has_head(case: PlacedJob) -> bool:
 
 
 def _critic_and_head(case: PlacedJob) -> Iterator[Found]:
-    """Yield findings about a job that has both a placed critic and a value head on the actor."""
+    """Yield a finding if the job has a placed critic and also a value head on the actor."""
     if _has_critic(case) and _has_head(case):
         yield at_key("critic.on_actor", True, "critic-and-head")
 
@@ -63,7 +63,10 @@ def _needless_values(case: PlacedJob) -> Iterator[Found]:
 
 
 def _warmup_of_head(case: PlacedJob) -> Iterator[Found]:
-    """Yield a finding if `critic.warmup_iterations` is set. Only for a value head, which learns with the actor."""
+    """Yield a finding if `critic.warmup_iterations` is set.
+
+    This rule applies to jobs with a value head on the actor, which always learns together with the actor.
+    """
     warmup = case.config.critic.warmup_iterations
     if warmup:
         yield at_key("critic.warmup_iterations", warmup, "warmup-of-head")
@@ -90,24 +93,28 @@ def _has_kl(case: PlacedJob) -> bool:
 
 
 def _reference_and_shared(case: PlacedJob) -> Iterator[Found]:
-    """Yield a finding if the job places a reference. Only for jobs that set `reference.share_actor`."""
+    """Yield a finding if the job places a reference.
+
+    This rule applies to jobs that set `reference.share_actor`: the actor without its LoRA factors is their reference.
+    """
     if _has_reference(case):
         yield at_key(_SHARE_ACTOR, True, "reference-and-shared")
 
 
 def _shared_without_factors(case: PlacedJob) -> Iterator[Found]:
-    """Yield a finding if the actor has no LoRA factors. Only for jobs that set `reference.share_actor`.
+    """Yield a finding if the actor has no LoRA factors.
 
-    With this setting, the actor without its LoRA factors serves as reference.
+    This rule applies to jobs that set `reference.share_actor`: the actor without its LoRA factors is their reference.
     """
     if case.config.actor.lora_rank is None:
         yield at_key(_SHARE_ACTOR, True, "shared-without-factors")
 
 
 def _refreshed_shared(case: PlacedJob) -> Iterator[Found]:
-    """Yield a finding if `reference.refresh_every` is set. Only for jobs that set `reference.share_actor`.
+    """Yield a finding if `reference.refresh_every` is set.
 
-    With `share_actor`, the weights of the reference are the actor's base weights, which never change.
+    This rule applies to jobs that set `reference.share_actor`. The weights of their reference are the actor's base
+    weights, which never change.
     """
     every = case.config.reference.refresh_every
     if every:
@@ -144,7 +151,7 @@ def _no_reference(case: PlacedJob) -> Iterator[Found]:
 
 
 def _k1_in_loss(case: PlacedJob) -> Iterator[Found]:
-    """Yield findings about the KL estimator k1 in the loss, where its gradient is zero on average."""
+    """Yield a finding if the loss uses the KL estimator k1: in the loss, the gradient of k1 is zero on average."""
     algorithm = case.config.algorithm
     if algorithm.kl_in == "loss" and algorithm.kl_estimator == "k1":
         yield at_key("algorithm.kl_estimator", "k1", "k1-in-loss")
@@ -194,7 +201,7 @@ def _unplaced_rewards(case: PlacedJob) -> Iterator[Found]:
 
 
 def _function_and_url(case: PlacedJob) -> Iterator[Found]:
-    """Yield findings about rewards with both a function and the URL of an endpoint."""
+    """Yield a finding for each reward that has a function and also the URL of an endpoint."""
     for component in _rewards(case):
         reward = case.config.reward_of(component)
         block = case.config.key_of(component)
@@ -203,7 +210,7 @@ def _function_and_url(case: PlacedJob) -> Iterator[Found]:
 
 
 def _needless_accelerators(case: PlacedJob) -> Iterator[Found]:
-    """Yield findings about rewards without a model (functions and endpoints) that are placed on accelerators."""
+    """Yield a finding for each reward without a model (a function or an endpoint) that is placed on accelerators."""
     placement = case.placement
     for component in placement.components:
         if role_of(component) != "reward" or not placement.accelerators(component):

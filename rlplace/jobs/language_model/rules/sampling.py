@@ -33,7 +33,10 @@ def _narrowed(name: str, value: float, off: float) -> Found:
 
 
 def _penalised(config: Config) -> Iterator[Found]:
-    """Yield a finding for each sampling penalty that is set. Only for jobs without importance-sampling correction."""
+    """Yield a finding for each sampling penalty that is set.
+
+    This rule applies to jobs without importance-sampling correction (`tis_cap`).
+    """
     for name, value in config.text_rollout.penalties.items():
         off: float = 0
         if name == "repetition_penalty":
@@ -59,7 +62,10 @@ def _does_not_correct(config: Config) -> bool:
 
 
 def _corrects_nothing(config: Config) -> Iterator[Found]:
-    """Yield a finding for the first key of the importance-sampling correction that is set. Only without `tis_cap`."""
+    """Yield a finding for the first of the keys `tis_level`, `tis_above` and `tis_floor` that is set.
+
+    This rule applies to jobs without `tis_cap`, in which these keys of the importance-sampling correction do nothing.
+    """
     for name, default in _CORRECTION.items():
         value = getattr(config.algorithm, name)
         if value != default:

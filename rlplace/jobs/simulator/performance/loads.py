@@ -12,7 +12,10 @@ from rlplace.placement.flow import block_edges
 
 
 class SimulatorStages(Stages):
-    """Lower bounds of the work of each component in each stage of a simulator job."""
+    """Lower bounds of the work of each component in each stage of a simulator job.
+
+    `_depends`: stage -> the components with sizes that affect the work in the stage.
+    """
 
     names = ("sync", "rollout", "learn")
     _config: Config

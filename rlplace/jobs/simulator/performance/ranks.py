@@ -12,7 +12,7 @@ from rlplace.stopwatch import Stopwatch
 
 
 class SimulatorRank(Rank):
-    """Base of the simulated ranks of env, rollout and actor."""
+    """Base of the simulated ranks of env, rollout and actor. `job`: the config of the job."""
 
     job: Config
 

@@ -58,12 +58,13 @@ class Request:
 class Completion:
     """A rollout rank's result: one finished answer, with its tokens and their log-probabilities.
 
-    The log-probabilities are those of the forward passes that sampled the tokens. `group`, `sample`, `turn`: the
-    sample in its group that the answer belongs to, and the turn of the conversation. `held_out`: whether the prompt is
-    one for evaluation. `finish`: "stop": the answer ended by itself; "length": it was cut off.
+    `env_rank`: the rank that has requested the answer. `held_out`: whether the prompt is one for evaluation. `group`:
+    number of the prompt. `sample`: number of the sample in its group. `turn`: number of the turn in the conversation.
+    `logprobs`: log-probability of each token under the distribution from which it was sampled. `versions`: policy
+    version that sampled each token. `finish`: "stop": the answer ended by itself; "length": it was cut off.
     """
 
-    env_rank: int  # rank that asked for the answer
+    env_rank: int
     iteration: int
     held_out: bool
     group: int
@@ -73,7 +74,7 @@ class Completion:
     logprobs: NDArray[
         np.float32
     ]  # [N], of the distribution from which the tokens were sampled: see engines.contract.TextEngine
-    versions: Tokens  # [N], policy version that sampled each token
+    versions: Tokens  # [N]
     finish: Finish
 
 

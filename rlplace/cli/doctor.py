@@ -266,7 +266,8 @@ def libraries() -> list[Library]:
 def examine(name: str) -> Verdict:
     """Check whether a shipped config runs on this machine, and return the result.
 
-    `name`: name of the config. The checks are those of `train` before a start, and whether the machine is large enough.
+    `name`: name of the config. The function makes the checks that `train` makes before a start, and checks whether the
+    machine is large enough for the job.
     """
     lacking, job = _lacking([name])
     problem = next(iter(lacking), None)
@@ -461,7 +462,11 @@ def _rows(verdict: Verdict) -> list[tuple[str, str]]:
 def _as_json(
     found: Mapping[str, str], known: Sequence[Library], verdicts: Sequence[Verdict]
 ) -> str:
-    """Return the report as JSON text. `found`, `known` and `verdicts` have the same meaning as in `render`."""
+    """Return the report as JSON text.
+
+    `found`: name of a property of the machine -> its value. `known`: the required libraries. `verdicts`: whether each
+    shipped config runs.
+    """
     configs = {}
     for verdict in verdicts:
         problem = verdict.problem

@@ -79,8 +79,8 @@ class OpenConfig:
     """The whole config of a custom job. Immutable.
 
     `job`: the Job object. `engine`: the blocks that rlplace itself reads. `components`: component -> the keys of its
-    block that rlplace reads. `settings`: component -> the keys of its block that its workers get; also the value of
-    each top-level key that is neither a component nor a block of rlplace.
+    block that rlplace reads. `settings`: component -> the keys of its block that its workers get. `settings` also has
+    all further top-level keys of the config, with their values.
     """
 
     job: Any

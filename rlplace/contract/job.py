@@ -178,7 +178,10 @@ class Job:
     # ── its checks ───────────────────────────────────────────────────────────────────────────────────────────────────
 
     def environment_problems(self, config: Any) -> Iterable[Problem]:
-        """Return the problems of objects that the config names, such as an environment, whatever the placement is."""
+        """Return the problems of objects that the config names, such as an environment.
+
+        These problems do not depend on the placement.
+        """
         return ()
 
     def plan_problems(self, config: Any, plan: Plan) -> Iterable[Problem]:
@@ -257,7 +260,7 @@ class Job:
         return Console("", tuple(columns))
 
     def evaluates_every(self, config: Any) -> int:
-        """Return after how many iterations the run evaluates on held-out data, again and again; 0: never."""
+        """Return the number of iterations between two evaluations on held-out data; 0: the run does not evaluate."""
         return 0
 
     def count(self, config: Any, progress: Progress, numbers: dict[str, float]) -> None:
@@ -322,9 +325,9 @@ class Job:
         return ""
 
     def divided(self) -> Mapping[str, str]:
-        """Return component -> a phrase for what its ranks divide among them, such as "prompts are dealt to".
+        """Return component -> a phrase about the division of work over its ranks, such as "prompts are dealt to".
 
-        Only the listed components matter when a run resumes with new numbers of ranks: they affect how it continues.
+        The result has the components for which a new number of ranks changes how a resumed run continues.
         """
         return dict.fromkeys(classes.with_state(self), "state is loaded by")
 

@@ -94,7 +94,7 @@ def _channel_of(channel: Channel, placement: HybridComponentPlacement) -> Channe
 
 
 def weight_pairs(stages: Sequence[Stage]) -> list[tuple[str, str]]:
-    """Return each (source, target) pair of components for which a stage has a weight transfer, once."""
+    """Return the (source, target) pairs of components with a weight transfer in the stages, without duplicates."""
     pairs: dict[tuple[str, str], None] = {}
     for stage in stages:
         for transfer in stage.transfers:

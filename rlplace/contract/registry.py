@@ -28,7 +28,7 @@ SHIPPED = {
 
 
 def job_of(config: Any) -> Job:
-    """Return the job of a config that was read: the custom job in it, or the shipped job that it names."""
+    """Return the job of a config object: its custom job, or the shipped job of the kind that the config describes."""
     if isinstance(config, OpenConfig):
         job: Job = config.job
         return job

@@ -51,7 +51,7 @@ class SimulatorJob(Job):
     def _spaces(self, config: Config) -> Spaces:
         """Return the observation and action spaces of the config's simulator.
 
-        The first call for a config creates the simulator. Its spaces are kept until another config is asked for.
+        The first call for a config creates the simulator. The spaces are cached for the last config only.
         """
         if self._seen is None or self._seen[0] is not config:
             self._seen = (config, spaces_of_job(config))

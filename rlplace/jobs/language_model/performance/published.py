@@ -70,7 +70,7 @@ def published() -> Mapping[str, Sequence[float]]:
 
 
 def published_profile(config: Config, plan: Plan, case: MemoryCase) -> Profile:
-    """Return a profile of a language-model job whose costs follow from published rates of its accelerators.
+    """Return a profile of a language-model job with costs that are computed from published rates of its accelerators.
 
     Raises ConfigError for accelerators without published rates.
     """

@@ -397,8 +397,8 @@ class TextEnvRank(TextRank):
     def _submit(self, answer: Answer) -> Graded | None:
         """Return the sample of an answer that ends an episode, with its reward.
 
-        Return None if the reward takes long. Another process then computes it, and puts the sample into the channel of
-        this rank later.
+        Return None if the reward takes long: a separate process computes the reward, and later puts the sample into the
+        channel of this rank.
         """
         asked = answer.request
         graded = Graded(asked, asked.tokens + answer.tokens)

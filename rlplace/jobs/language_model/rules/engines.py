@@ -115,7 +115,7 @@ OF_MODEL: tuple[Rule[ServedModel], ...] = (
 
 
 def _other_cache_dtype(config: Config) -> Iterator[Found]:
-    """Yield a finding if the KV cache has neither the dtype of the computation nor fp8 with vLLM."""
+    """Yield a finding if the dtype of the KV cache differs from `rollout.dtype`. For vLLM, fp8 is allowed as well."""
     rollout = config.text_rollout
     fp8_of_vllm = rollout.cache == "fp8" and rollout.engine == "vllm"
     if rollout.cache == rollout.dtype or fp8_of_vllm:

@@ -19,9 +19,9 @@ def _sees(case: PlannedJob) -> bool:
 
 
 def _engine_without_images(case: PlannedJob) -> Iterator[Found]:
-    """Yield a finding for every engine except transformers.
+    """Yield a finding if the rollout engine is not transformers.
 
-    The log-probabilities of answers about images were never compared with the actor's for the other engines.
+    For answers about images, only this engine was compared with the actor.
     """
     engine = case.config.text_rollout.engine
     if engine == "transformers":

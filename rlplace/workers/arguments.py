@@ -77,9 +77,9 @@ class WorkerArguments:
 
     `ranks`: component -> number of ranks. `deliveries`: planned copies of the weights, if ranks share copies.
     `working`: component -> stage -> planned bytes of working memory on each accelerator. `parallel`: component -> how
-    many ranks share a model. `read_again`: component -> cost of a shared prompt token for each answer, relative to a
-    token of the answer. `copies_checkpoints`: whether a checkpoint is copied and then written during the next
-    iteration.
+    many ranks share a model. `read_again`: component -> cost of a prompt token that the answers of a group share,
+    counted once for each answer, relative to a token of the answer itself. `copies_checkpoints`: whether a checkpoint
+    is copied and then written during the next iteration.
     """
 
     config: Config
@@ -129,14 +129,14 @@ class WorkerArguments:
         return prompts
 
     def groups(self, env_rank: int) -> range:
-        """Return the numbers of the groups that env rank `env_rank` owns in an iteration.
+        """Return the indices of the groups that env rank `env_rank` owns in an iteration.
 
-        The numbers are consecutive. The ranks have equally many groups, or differ by one.
+        The indices are consecutive. The ranks have equally many groups, or differ by one.
         """
         return self._block(self.prompts, env_rank)
 
     def held_out(self, env_rank: int) -> range:
-        """Return the numbers of the held-out prompts for which env rank `env_rank` requests answers in an
+        """Return the indices of the held-out prompts for which env rank `env_rank` requests answers in an
         evaluation.
         """
         return self._block(self.config.runner.eval_prompts, env_rank)

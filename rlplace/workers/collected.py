@@ -70,7 +70,7 @@ class Collected:
         """Return the stopwatch for a timer that begins now. Timers may be nested, and each nesting level has a
         stopwatch.
 
-        The time since the last timer of this level is recorded as `OTHER`.
+        The time since the end of the last timer of this level goes to the part `OTHER` (work outside of timers).
         """
         if self._depth == len(self._watches):
             self._watches.append(Stopwatch())

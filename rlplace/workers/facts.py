@@ -21,8 +21,8 @@ _TIMEOUT_S = 120.0  # deadline of a channel without one of its own
 class WeightSync:
     """Plan of a weight sync, which sends all weights of component `source` to every rank of component `target`.
 
-    `deliveries`: one for each copy of the weights. `channel`: channel that announces the copies. `timeout_s`: deadline
-    of a push and of a pull.
+    `deliveries`: the planned copies of the weights, with the target ranks that read each copy. `channel`: channel that
+    announces the copies. `timeout_s`: deadline of a push and of a pull.
     """
 
     source: str

@@ -79,7 +79,8 @@ class WorkerContext:
     `world_size`: number of ranks of the group. `channels`: this worker's ends of channels, by name. `folder`: the job
     folder in shared memory; None if all workers are threads. `lending`: shared by all workers of the process.
     `cancelled`: set when another worker has failed or the run ends. `facts`: numbers of ranks and weight syncs of the
-    job; None outside of a job. `opened`: resources that are closed after the worker's `close`.
+    job; None outside of a job. `opened`: resources that are closed after the worker's `close`. `messages`: sends and
+    receives messages between workers of all groups.
     """
 
     slot: Slot
@@ -149,7 +150,8 @@ class Worker:
 
     A subclass may set: `needs_own_process`, if its ranks join a process group; `most_ranks`, the most ranks in a job;
     `uses_accelerators`, whether `setup` takes or frees accelerator memory; `imports`, names of modules that `setup`
-    imports.
+    imports. `with_tools`: whether the launcher prepares `send` and `recv`, metrics in results, the log, and the
+    variables of torch.distributed.
     """
 
     # True for a class that joins a process group: `context.rendezvous` is open, and no two ranks share a process.
@@ -660,7 +662,9 @@ class Worker:
 
 
 class RoleWorker(Worker):
-    """Base class of the workers that come with rlplace. Owns opened resources, and closes the last opened one first."""
+    """Base class of the workers that come with rlplace. Owns opened resources, and closes the last opened one first.
+    `with_tools` is False: a run handles their messages and metrics itself.
+    """
 
     # The metrics and messages of these workers are handled by the run itself.
     with_tools: ClassVar[bool] = False

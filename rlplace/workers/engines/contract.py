@@ -107,7 +107,7 @@ def answer_seed(seed: int, request: Request, sample: int) -> int:
 
     The seed depends neither on the batch in which the answer is generated, nor on the rank that generates it.
 
-    `seed`: seed of the engine. `request`: the request for the answer. `sample`: number of the answer in its group.
+    `seed`: seed of the engine. `request`: the request for the answer. `sample`: index of the answer in its group.
     """
     numbers = (seed, request.iteration, request.group, sample, request.turn)
     text = ",".join(map(str, numbers))

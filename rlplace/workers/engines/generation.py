@@ -247,7 +247,7 @@ def _no_plan() -> Problem:
 def _check_prompt(owner: str, number: int, tokens: NDArray[np.int32]) -> None:
     """Raise WorkerMisuse if `tokens` is empty or does not have exactly one dimension.
 
-    `owner`: rank that owns the engine, and `number`: number of the prompt in the call; both for the error.
+    `owner`: rank that owns the engine, and `number`: index of the prompt in the call; both for the error.
     """
     if tokens.ndim == 1 and len(tokens):
         return

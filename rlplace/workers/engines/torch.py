@@ -28,7 +28,8 @@ class ModuleEngine:
     """Base class of engines that run one module, in eval mode. Owns the module's parameters and buffers; starts at OFF.
 
     When weights are offloaded, the memory of the tensors is freed, but the tensor objects stay valid. At FULL, the
-    engine also has a workspace, such as a KV cache.
+    engine also has a workspace, such as a KV cache. `labels`: labels of weights and workspace in the device's memory
+    account.
     """
 
     host_bytes = 0
@@ -122,10 +123,10 @@ class ModuleEngine:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Decision:
-    """The actions for a batch of B observations, with their log-probabilities and value estimates; A is an action's
-    shape.
+    """The actions for a batch of B observations, with their log-probabilities and value estimates.
 
-    The arrays belong to the caller.
+    `version`: version of the policy that decided. `memory`: the policy's recurrent memory for the next step, [B, S];
+    None if the policy has no memory. The arrays belong to the caller.
     """
 
     actions: NDArray[Any]  # [B, *A]

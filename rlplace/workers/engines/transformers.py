@@ -61,8 +61,9 @@ if TYPE_CHECKING:
 class _Answer:
     """An answer in flight.
 
-    `sample`: number of the answer in its group. `numbers`: generator of the answer's own random numbers. `tokens`,
-    `logprobs`, `versions`: one entry for each token so far.
+    `sample`: index of the answer in its group. `numbers`: generator of the answer's own random numbers. `tokens`,
+    `logprobs`, `versions`: one entry for each token so far. `spared`: how many more tokens than positions the answer's
+    images have.
     """
 
     request: Request
@@ -298,7 +299,8 @@ class TransformersEngine(ModuleEngine):
         keys and values.
 
         `images`: images of the prompt. `prefix`: cache for the keys and values. `answers`: answers that begin with
-        these tokens. An image has fewer positions than tokens; the difference is stored as `spared` in each answer.
+        these tokens. An image may have fewer positions than tokens; the difference is stored as `spared` in each
+        answer.
         """
         if self._vision_input is None or not images:
             output = self._model(
@@ -468,7 +470,7 @@ class BatchCache(Cache):
         """Store the keys and values of one new token per row; return the keys and values of all tokens of the first B
         rows.
 
-        `key_states`, `value_states`: of the new tokens, [B, heads, 1, size]. `layer_idx`: number of the layer.
+        `key_states`, `value_states`: of the new tokens, [B, heads, 1, size]. `layer_idx`: index of the layer.
         """
         count = len(self._rows)
         longest = self._longest

@@ -85,8 +85,8 @@ _UNUSED_SHARE = 0.01
 class _Running(NamedTuple):
     """An answer in flight, and the versions of the weights with which its tokens are sampled.
 
-    `sample`: number of the answer in its group. `versions`: pairs of the number of a token, and the version with which
-    the tokens from this number on are sampled.
+    `sample`: index of the answer in its group. `versions`: pairs (index of a token, version of the weights with which
+    the tokens from this index on are sampled).
     """
 
     request: Request
@@ -185,8 +185,8 @@ class VllmEngine:
 
         Return the transports that carried the bytes, and the tensors of the sync that are not weights.
 
-        `sync`: the sync. `rank`: number of the rollout rank for which the workers receive. `deadline_s`: deadline, in
-        seconds of the monotonic clock. Raises the errors of `load`, WeightSyncError and ChannelTimeout.
+        `sync`: the sync. `rank`: the rollout rank for which the workers receive. `deadline_s`: deadline, in seconds of
+        the monotonic clock. Raises the errors of `load`, WeightSyncError and ChannelTimeout.
         """
         require(
             self, self._owner, "pull_weights", needs=Residency.WEIGHTS, loaded=False
@@ -381,7 +381,7 @@ class VllmEngine:
 def _seed_of(seed: int | None, request: Request, sample: int) -> int | None:
     """Return the seed of one answer; None if the engine has no seed.
 
-    `seed`: seed of the engine. `sample`: number of the answer in its group.
+    `seed`: seed of the engine. `sample`: index of the answer in its group.
     """
     return None if seed is None else answer_seed(seed, request, sample)
 

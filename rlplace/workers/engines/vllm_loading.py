@@ -62,10 +62,9 @@ def load_from(
 
     Return the transports that carried the bytes, and the tensors of the sync that are not weights.
 
-    `engine`: vLLM's engine. `sync`: the sync. `rank`: number of the rollout rank for which the workers receive.
-    `deadline_s`: deadline, in seconds of the monotonic clock. `again`: name of a weight -> second name, under which it
-    is loaded too. `others`: names of tensors that are not weights. `stored`: names in the model's files, by which vLLM
-    loads weights.
+    `engine`: vLLM's engine. `sync`: the sync. `rank`: the rollout rank for which the workers receive. `deadline_s`:
+    deadline, in seconds of the monotonic clock. `again`: name of a weight -> second name, under which it is loaded too.
+    `others`: names of tensors that are not weights. `stored`: names in the model's files, by which vLLM loads weights.
 
     Raises NothingLoaded if no worker had begun to load, else WeightSyncError or ChannelTimeout.
     """
@@ -92,8 +91,8 @@ def pack_experts_anew(worker: Any) -> None:
     GPU.
 
     A kernel of vLLM 0.32 packs the experts of a layer when it is created. A later load keeps this kernel, which would
-    take plain weights for packed weights (`UnquantizedFusedMoEMethod._setup_kernel`). On a GPU nothing is packed, and
-    CUDA graphs have captured the kernel.
+    then read unpacked weights as if they were packed (`UnquantizedFusedMoEMethod._setup_kernel`). On a GPU nothing is
+    packed, and CUDA graphs have captured the kernel.
 
     `worker`: worker of vLLM's engine.
     """
@@ -158,9 +157,10 @@ def _take_part(
 ) -> _PartLoaded:
     """Receive a weight sync in this worker, load each group of weights (a window) as it arrives, and return the result.
 
-    `worker`: worker of vLLM's engine. `rank`: number of the rollout rank for which the workers receive. `deadline_s`:
-    deadline, in seconds of the monotonic clock. `again`: name of a weight -> second name, under which it is loaded too.
-    `others`: names of tensors that are not weights. `stored`: names in the model's files, by which vLLM loads weights.
+    `worker`: worker of vLLM's engine. `sync`: the sync. `rank`: the rollout rank for which the workers receive.
+    `deadline_s`: deadline, in seconds of the monotonic clock. `again`: name of a weight -> second name, under which it
+    is loaded too. `others`: names of tensors that are not weights. `stored`: names in the model's files, by which vLLM
+    loads weights.
     """
     # One connection per worker, for all syncs
     if not hasattr(worker, "part_taker"):

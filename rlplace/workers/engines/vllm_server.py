@@ -224,7 +224,7 @@ class VllmServer:
         self.version = version
 
     def _call_weights(self, version: str) -> None:
-        """Set the server's name for its weights to `<mark of this engine>.<version>`."""
+        """Store `<mark of this engine>.<version>` on the server, as the name of the weights that it has."""
         self._called = f"{self._mark}.{version}"
         self._post("/update_weight_version", {"new_version": self._called})
 
@@ -323,8 +323,8 @@ class VllmServer:
     ) -> Completion:
         """Return the server's response as a Completion, with the version of the weights for each token.
 
-        `sample`: number of the answer in its group. `answer`: decoded body of the response. Raises EngineError if
-        tokens were sampled with the weights of another engine.
+        `sample`: index of the answer in its group. `answer`: decoded body of the response. Raises EngineError if tokens
+        were sampled with the weights of another engine.
         """
         details = answer["usage"].get("prompt_tokens_details") or {}
         self.cached_tokens += details.get("cached_tokens") or 0

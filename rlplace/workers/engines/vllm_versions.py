@@ -93,8 +93,8 @@ def unmap_cache(worker: Any) -> None:
 def sleep_but_for_what_sleeps(worker: Any, level: Literal[1, 2]) -> None:
     """Call the worker's `sleep` for all memory that is still awake.
 
-    In an older vLLM, `sleep` would free memory that sleeps already a second time; therefore such memory is hidden from
-    it.
+    In an older vLLM, `sleep` would free memory again that it has freed before. Therefore this function hides such
+    memory from `sleep`.
 
     `worker`: worker of vLLM's engine. `level`: 1 copies the weights to the host, 2 drops them.
     """

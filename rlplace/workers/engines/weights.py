@@ -48,12 +48,13 @@ _COMPUTED = "rotary_emb.inv_freq"  # old checkpoints store this buffer, which ev
 
 
 class KeptWeights:
-    """Keeps the last complete version of the weights, to complete later versions, which have only the changed weights.
+    """Keeps the last complete version of the weights, to fill up later versions that arrive with only the changed
+    weights.
 
     All ranks of a node share the memory of the kept version.
 
-    `keeps`: whether incomplete versions will come. `scale`: scale of LoRA factors that are sent beside the weights;
-    None: no such factors are sent.
+    `keeps`: whether incomplete versions will come; if False, nothing is kept. `scale`: scale of LoRA factors that are
+    sent beside the weights; None: no such factors are sent.
     """
 
     def __init__(self, owner: str, *, keeps: bool, scale: float | None = None) -> None:

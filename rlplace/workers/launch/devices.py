@@ -446,7 +446,9 @@ class ProcessClaims:
 
 
 class Room(NamedTuple):
-    """Measured memory of one GPU, in bytes. `free`: free for any process. `capacity`: all memory of the GPU."""
+    """Measured memory of one GPU, in bytes. `free`: free for any process. `capacity`: all memory of the GPU. `own`:
+    mapped by this process, in use or cached by torch.
+    """
 
     free: int
     capacity: int

@@ -71,8 +71,8 @@ class Call(concurrent.futures.Future[Any]):
     """The future result of one method call on one worker: a value or a WorkerError.
 
     `record`: the worker's times of the call. `failed_at_s`: time of the failure. `stopped`: the call failed only
-    because its worker was stopped or an earlier call failed. `work`: the call of the same message that errors name
-    instead of this call; None: errors name this call.
+    because its worker was stopped or an earlier call failed. `work`: if the worker dies during this call, errors name
+    the call `work` of the same message instead; None: they name this call.
     """
 
     # The worker's record of the call, set once the call has succeeded
@@ -271,7 +271,8 @@ def _fail_together(
 
 
 def _blamed(calls: Iterable[Call]) -> WorkerError | None:
-    """Return the failure that most likely caused all others; None if every failed call was only stopped.
+    """Return the failure that most likely caused all others; None if all failed calls failed only because their workers
+    were stopped.
 
     This is the earliest death of a worker; if no worker died, the earliest error that is not a broken channel; if there
     is none, the earliest broken channel.
@@ -596,8 +597,8 @@ class WorkerGroup:
         """End a call with its outcome. If the call has ended already, do nothing.
 
         Runs in the thread that has received the outcome, so it must not block. If a worker dies, this is called for
-        each of its open calls, in any order; the Failure then also ends the call that was sent first, which was the
-        running one.
+        each of its open calls, in any order. The first of these calls then ends the running call too, with the same
+        Failure.
         """
         with self._lock:
             if call not in self._open:

@@ -189,8 +189,8 @@ def count_topology(
 
     `accelerators_per_node`: a number, or "auto" for all visible GPUs of this machine, or without GPUs the emulated
     accelerators of `accelerator`. `local`: whether the nodes are this machine. If true, raise ClusterError if this
-    machine has too few GPUs. If false and a number is given, product and memory of the GPUs stay unknown; otherwise
-    they are those of this machine's GPUs.
+    machine has too few GPUs. If false and a number is given, product name and memory of the GPUs stay unknown;
+    otherwise they are those of this machine's GPUs.
     """
     kind = accelerator.kind
     gpus = () if kind == "emulated" else visible_gpus()
@@ -236,7 +236,9 @@ def count_topology(
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Gpu:
-    """One GPU of this machine. A text that is unknown is empty, and an unknown number of bytes is 0."""
+    """One GPU of this machine. `product`: product name. An unknown text is empty, and an unknown number of
+    bytes is 0.
+    """
 
     uuid: str = ""
     product: str = ""
@@ -332,7 +334,7 @@ def visible(gpus: Sequence[Gpu], names: str | None) -> tuple[Gpu, ...]:
 
 
 def runs_of(gpus: Sequence[Gpu]) -> tuple[Run, ...]:
-    """Return the GPUs as runs: each run is a sequence of neighbouring GPUs with the same product and memory."""
+    """Return the GPUs as runs: each run is a sequence of neighbouring GPUs with the same product name and memory."""
     alike = itertools.groupby(gpus, key=lambda gpu: (gpu.product, gpu.memory_bytes))
     return tuple(
         Run(count=sum(1 for _ in group), product=product, memory_bytes=size)

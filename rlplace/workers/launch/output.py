@@ -152,8 +152,8 @@ class ByThread(Above):
 
 
 def _living(stream: TextIO) -> TextIO:
-    """Return `stream`; if it is a ByThread of a closed Outputs, return the stream that it has replaced, as often as
-    necessary.
+    """Return `stream`, or if it is a ByThread of a closed Outputs, the stream that it has replaced. Repeat this until
+    the result is another kind of stream or its Outputs is open.
     """
     while isinstance(stream, ByThread) and stream.ended:
         stream = stream.others

@@ -130,11 +130,11 @@ class RayHost:
         folder: Path,
         rendezvous: Rendezvous,
     ) -> None:
-        """Create the worker with number `number`. If an import fails, every later call of the worker returns the error.
+        """Create a worker. If an import fails, every later call of the worker returns the error.
 
-        `pickled`: a pickled pair of the folder of the worker's code, and the pickled GroupSpec and channel addresses.
-        `slot`, `device`: slot and accelerators of the worker. `folder`: the job folder of this node. `rendezvous`:
-        address where the ranks of the group meet.
+        `number`: index of the worker in this process. `pickled`: a pickled pair: the folder of the worker's code, and
+        the bytes of the pickled GroupSpec and channel addresses. `slot`, `device`: slot and accelerators of the worker.
+        `folder`: the job folder of this node. `rendezvous`: address where the ranks of the group meet.
         """
         unblock_sigterm()
         self._outputs.enter(self._files[number], slot.owner)

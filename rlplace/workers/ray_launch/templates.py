@@ -133,7 +133,7 @@ class Templates:
 def late_of(references: Sequence[Any], timeout_s: float) -> list[Any]:
     """Wait up to `timeout_s` seconds for the results of Ray calls; return the references that have no result by then.
 
-    Signals that were deferred are delivered during the wait.
+    Signals of this process that rlplace has deferred are handled during the wait.
     """
     late = list(references)
 
@@ -151,8 +151,8 @@ def wait_ready(poll: Callable[[float], bool], timeout_s: float) -> bool:
     """Call `poll` repeatedly until it returns True; return True. Return False if this takes more than `timeout_s`
     seconds.
 
-    `poll`: its argument is the number of seconds that it may wait. Signals that were deferred are delivered between
-    calls.
+    `poll`: its argument is the number of seconds that it may wait. Between calls, signals of this process that rlplace
+    has deferred are handled.
     """
     until = time.monotonic() + timeout_s
     while True:

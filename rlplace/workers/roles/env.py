@@ -147,8 +147,9 @@ class Recording:
 class StageGroup:
     """Neighbouring rows of one env rank whose simulators step together, and the state of their episodes in progress.
 
-    `columns`: the rows within the rank's arrays. `observations`: for the next step. `lengths`: steps so far of each
-    episode.
+    `index`: number of the stage group on its rank. `first_row`: first row, counted over the whole job. `columns`: the
+    rows within the rank's arrays. `observations`: for the next step, kept across iterations. `lengths`: steps so far of
+    each episode.
     """
 
     index: int
@@ -370,8 +371,8 @@ class VectorEnvWorker(EnvWorker):
     def _step(
         self, iteration: int, steps: int, recording: Recording, watch: Stopwatch
     ) -> None:
-        """Step every stage group `steps` times with the oracle's actions, and write the decisions and results into
-        `recording`.
+        """Step every stage group `steps` times with actions that the rank's oracle gets from the policy, and write the
+        decisions and results into `recording`.
 
         `watch`: measures the seconds of each part of the work.
         """

@@ -123,7 +123,7 @@ class Prompts:
     def _place(self, row: int) -> Source | None:
         """Return the file and line of the data set from which a prompt was read; None if the task does not tell it.
 
-        `row`: number of the prompt in the task.
+        `row`: index of the prompt in the task.
         """
         place: Source | None = (
             self.task.place(row) if hasattr(self.task, "place") else None
@@ -131,7 +131,7 @@ class Prompts:
         return place
 
     def _fitting(self, size: int) -> list[int]:
-        """Return the numbers of the task's rows whose prompts are short enough.
+        """Return the indices of the task's rows whose prompts are short enough.
 
         `size`: number of rows of the task. Raises ConfigError if all prompts are too long, or if any prompt is too long
         and the config does not allow to drop long prompts.

@@ -25,14 +25,14 @@ from rlplace.workers.saving import unreadable_state
 
 
 class Tails:
-    """Chooses the prompts that one env rank asks (requests answers to) in each iteration, if the config has short
-    rounds.
+    """Chooses the prompts to which one env rank requests answers in each iteration, if the config has short rounds.
 
-    An iteration is a short round or a long round. A short round asks a few prompts of the next long round in advance,
-    ends before all answers are complete, and postpones equally many prompts whose answers are slow. The long round asks
-    the postponed prompts instead of those that were asked in advance.
+    An iteration is a short round or a long round. A short round also requests answers to a few prompts of the next long
+    round, in advance. It ends before all answers are complete, and postpones as many slow prompts as were requested in
+    advance. The long round requests the postponed prompts in place of those requested in advance, and waits for all
+    answers.
 
-    `left`: prompt asked in advance -> postponed prompt.
+    `left`: prompt requested in advance -> postponed prompt.
     """
 
     def __init__(self, short_rounds: int, prompts: int, groups: range) -> None:
@@ -52,8 +52,8 @@ class Tails:
     def asked(self, iteration: int) -> dict[int, int]:
         """Return the prompts to which this rank requests answers in `iteration`: group number -> prompt number.
 
-        A short round also asks prompts of the next long round. If such a prompt belongs to group g of the long round,
-        it has the group number `prompts` + g in the short round.
+        A short round also requests answers to prompts of the next long round. If such a prompt belongs to group g of
+        the long round, it has the group number `prompts` + g in the short round.
         """
         first = iteration * self._prompts
         places = {group: first + group for group in self._groups}
@@ -78,7 +78,7 @@ class Tails:
     def leave(self, iteration: int, numbers: list[int]) -> None:
         """Postpone prompts of the short round `iteration`, whose answers are not complete, to the next long round.
 
-        A long round waits for all answers. `numbers`: the prompt numbers, as many as `more` returns for `iteration`.
+        `numbers`: the prompt numbers, as many as `more` returns for `iteration`.
         """
         # Earlier pairs are not needed any more.
         first = iteration * self._prompts
@@ -92,9 +92,10 @@ class Tails:
         return iteration % (self._short + 1)
 
     def _early(self, iteration: int) -> list[int]:
-        """Return the groups of the next long round whose prompts are asked in advance, in the short round `iteration`.
+        """Return the groups of the next long round whose prompts are requested in advance, in the short round
+        `iteration`.
 
-        A long round waits for all answers. If `iteration` is a long round, return an empty list.
+        If `iteration` is a long round, return an empty list.
         """
         return [
             group
@@ -103,10 +104,10 @@ class Tails:
         ]
 
     def _ahead(self, iteration: int) -> list[int]:
-        """Return the numbers of the next long round's prompts that are asked in advance, in the short round
+        """Return the prompt numbers of the next long round that are requested in advance, in the short round
         `iteration`.
 
-        A long round waits for all answers. If `iteration` is a long round, return an empty list.
+        If `iteration` is a long round, return an empty list.
         """
         last = (iteration + self._short - self._round(iteration)) * self._prompts
         return [last + group for group in self._early(iteration)]
@@ -114,7 +115,7 @@ class Tails:
     # ── checkpoints ──────────────────────────────────────────────────────────────────────────────────────────────────
 
     def write(self, folder: Path) -> list[str]:
-        """Write the pairs (prompt asked in advance, postponed prompt) as one file in `folder`, flushed to disk.
+        """Write the pairs (prompt requested in advance, postponed prompt) as one file in `folder`, flushed to disk.
 
         Return a list with the file's name. A rank without groups writes nothing and returns an empty list.
         """
@@ -130,7 +131,8 @@ class Tails:
         return [name]
 
     def read(self, folder: Path) -> None:
-        """Read the pairs (prompt asked in advance, postponed prompt) of this rank's groups from all files in `folder`.
+        """Read the pairs (prompt requested in advance, postponed prompt) of this rank's groups from all files in
+        `folder`.
 
         The number of ranks that wrote the files does not matter. A file is ignored if its run had another number of
         prompts in an iteration.

@@ -397,8 +397,9 @@ def _metrics(
 class OpenEpisode:
     """A conversation in progress: as text for the task, and as tokens for the learner.
 
-    `dialogue`: the task's side of the conversation. `answers`: texts of the policy. `replies`: texts of the
-    environment.
+    `tokens`: the conversation as tokens. `dialogue`: the task's side of the conversation. `answers`: texts of the
+    policy. `replies`: texts of the environment. `submitted_s`: time at which the episode went to the grader, in seconds
+    of `time.perf_counter()`. `tries`: number of restarts after an error of the task.
     """
 
     tokens: Episode

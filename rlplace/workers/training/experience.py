@@ -58,8 +58,9 @@ from rlplace.workers.training.variant import variant_of
 class Experience:
     """Samples with their total rewards, and what the learner needs for each of their response tokens.
 
+    `non_finite`: samples that were left out because of NaN or infinity, each with a text that names the numbers.
     `targets`: name of the target -> one array per sample, in the order of `groups`. `kl_coef`: weight of the KL from
-    the reference.
+    the reference. `metrics`: metrics of the samples.
     """
 
     groups: Groups

@@ -221,12 +221,12 @@ class LmLearner:
         part: str,
         size: float = 0,
     ) -> None:
-        """Wait until the accelerator has finished its queued work, then add the time since the last lap to the part
-        `part`.
+        """Wait until the accelerator has finished its queued work, then add the time since the last lap (measured
+        interval) of `watch` to its part `part`.
 
         Without the wait, the time of the queued work would be counted for a later part.
 
-        `size`: amount of work in this lap, such as its tokens.
+        `size`: amount of work in this interval, such as the number of tokens.
         """
         self._lm.synchronize()
         watch.lap(part, size)

@@ -50,7 +50,8 @@ class Moments(Protocol):
 
         The tensors can be saved. They can also be filled from a checkpoint and then passed to `take_over`.
 
-        `where`: returns for a tensor the place of its bytes now: the tensor itself, or its copy on the host.
+        `where`: called with a tensor, returns the tensor that has its data now: itself, or while it is offloaded, its
+        copy on the host.
         """
 
     def take_over(
@@ -61,8 +62,8 @@ class Moments(Protocol):
     ) -> None:
         """Continue with the moments `values`, after `steps_made` optimizer steps.
 
-        `values`: the result of `read`, filled from a checkpoint. `where`: returns for a tensor the place of its bytes
-        now: the tensor itself, or its copy on the host.
+        `values`: the result of `read`, filled from a checkpoint. `where`: called with a tensor, returns the tensor that
+        has its data now: itself, or while it is offloaded, its copy on the host.
         """
 
 

@@ -53,8 +53,8 @@ class Adam:
     """AdamW for this rank's shards of the trained parameters.
 
     It changes the shards in place, or float32 copies of the shards, which are rounded to the shards after each step.
-    There are copies with `kind: adamw_master` (on the accelerator) and with `on_host` (on the host). The moments are
-    beside the copies. The constructor allocates all memory, so its size is known from the start.
+    There are copies with `kind: adamw_master` (on the accelerator) and with `on_host` (on the host). The moments are in
+    the same place as the copies. The constructor allocates all memory, so its size is known from the start.
     """
 
     def __init__(self, shards: Sequence[Tensor], config: OptimizerConfig) -> None:
@@ -100,7 +100,8 @@ class Adam:
     def follow(self, where: Where) -> None:
         """Round the float32 copies to the shards' dtypes and write them into the shards. Without copies, do nothing.
 
-        `where`: returns for a tensor the place of its bytes now: the tensor itself, or its copy on the host.
+        `where`: called with a tensor, returns the tensor that has its data now: itself, or while it is offloaded, its
+        copy on the host.
         """
         if self._copied:
             for shard, master in zip(self._shards, self.stepped, strict=True):
@@ -263,7 +264,7 @@ class Trainer:
         shares: Tensor,
         iteration: int,
     ) -> Numbers | None:
-        """Return the sum of each share over ranks, and the norm of the whole gradient before clipping, by name. A
+        """Return the sums of `shares` over ranks, and the norm of the whole gradient before clipping, by name. A
         collective.
 
         If one of these numbers is not finite, all ranks drop the gradients and return None, so that the step is

@@ -134,7 +134,8 @@ class SampleShard:
     """What one rank needs of an iteration: the lengths of all samples, and the samples and targets that the rank
     computes with.
 
-    `samples`: sample number -> sample. `targets`: target -> sample number -> one value per response token.
+    `samples`: index of a sample -> sample. `targets`: name of the target -> index of a sample -> one value per response
+    token. `kl_coef`: weight of the KL from the reference in the loss.
     """
 
     lengths: Lengths
@@ -363,8 +364,8 @@ def joined(parts: BySample) -> TokenArray:
 class Batch:
     """The samples of one rank, from which it makes the tensors of each micro-batch.
 
-    A micro-batch is given by the numbers of its samples (`picks`). The response tokens of the samples of all ranks are
-    numbered from 0 to M - 1, sample after sample; `places` returns these numbers.
+    A micro-batch is given by the indices of its samples (`picks`). The response tokens of the samples of all ranks have
+    the indices 0 to M - 1, sample after sample; `places` returns these indices.
     """
 
     def __init__(self, shard: SampleShard, device: torch.device) -> None:
@@ -430,7 +431,7 @@ class Batch:
         )
 
     def places(self, picks: MicroBatch) -> Tensor:
-        """Return the numbers, among all M response tokens, of the response tokens of the samples `picks`, [N] int64."""
+        """Return the indices of the response tokens of the samples `picks` among all M response tokens, [N] int64."""
         pieces = [
             torch.arange(self._first[i], self._first[i + 1], device=self._device)
             for i in picks

@@ -59,7 +59,7 @@ class SequenceSamples:
     def pick(self, numbers: Tensor) -> tuple[Sequences, StepSamples]:
         """Return some sequences as input of a forward pass, and the samples that are learned from them.
 
-        `numbers`: numbers of the sequences, [M]: indices into a flattened array [T / L, B].
+        `numbers`: indices of the M sequences, in a flattened array [T / L, B], where L is the length of a sequence.
         """
         numbers = numbers.to(self._begins.device)
         # Sample numbers [b + L, M] of all steps; burn-in before step 0 repeats step 0 and is not used

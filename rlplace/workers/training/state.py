@@ -53,8 +53,8 @@ def trained_state(
 ) -> dict[str, Tensor]:
     """Return the state of model, optimizer and moving average as named tensors. The caller adds the state of a learner.
 
-    `moments`: result of `Moments.read`. `where`: returns for a tensor the place of its bytes now: the tensor itself, or
-    its copy on the host. The returned tensors share memory with the originals.
+    `moments`: result of `Moments.read`. `where`: called with a tensor, returns the tensor that has its data now:
+    itself, or while it is offloaded, its copy on the host. The returned tensors share memory with the originals.
     """
     state = {f"model.{name}": where(buffer) for name, buffer in model.named_buffers()}
     state["steps_made"] = torch.tensor([trainer.steps_made])
@@ -77,7 +77,8 @@ def take_over(
 ) -> None:
     """Continue training from `state`, whose tensors and `moments` have been filled from a checkpoint.
 
-    `where`: returns for a tensor the place of its bytes now: the tensor itself, or its copy on the host.
+    `where`: called with a tensor, returns the tensor that has its data now: itself, or while it is offloaded, its copy
+    on the host.
     """
     trainer.steps_made = int(state["steps_made"])
     trainer.optimizer.moments.take_over(moments, trainer.steps_made, where)
@@ -228,9 +229,9 @@ def _copied(tensor: Tensor) -> Tensor:
 
 
 def _file_numbers(state: State, ranks: Ranks) -> dict[str, int]:
-    """Return for each tensor the number of the file that it is written to, so that files have about equal sizes.
+    """Return for each tensor the index of the file to which it is written, so that files have about equal sizes.
 
-    The numbers are equal on all ranks, even if the ranks have parts of different sizes.
+    The indices are equal on all ranks, even if the ranks have parts of different sizes.
     """
     numbers = dict[str, int]()
     written = 0

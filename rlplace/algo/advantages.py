@@ -129,9 +129,8 @@ def explained_variance(values: Tensor, returns: Tensor) -> float:
 class Outcomes(NamedTuple):
     """Rewards, groups and lengths of all S samples of an iteration, from all ranks, in any order.
 
-    `rewards`: [S] float64. `groups`: [S] int64, number of the sample's group from 0 to G - 1; a group is the samples of
-    one prompt.
-    `lengths`: [S] int64, number of response tokens.
+    `rewards`: [S] float64. `groups`: [S] int64, index of the sample's group from 0 to G - 1; a group is the samples of
+    one prompt. `lengths`: [S] int64, number of response tokens.
     """
 
     rewards: Tensor

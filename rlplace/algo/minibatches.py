@@ -14,8 +14,8 @@ from torch import Tensor
 class Rows:
     """The rows of the job that one rank has. A row is an environment; a sample is one step of one row.
 
-    `steps`: steps of each row. `total`: number of rows of the job. `first`: number of this rank's first row. `count`:
-    number of this rank's rows, possibly 0.
+    `steps`: steps of each row. `total`: number of rows of the job. `first`: index of this rank's first row among all
+    rows. `count`: how many rows this rank has, possibly 0.
     """
 
     steps: int

@@ -33,13 +33,10 @@ _NEAR = 1.02
 class SampleSizes:
     """The number of tokens of each sample, and of the prompts that the samples of a group share.
 
-    `tokens`: of each sample, with its prompt.
-    `prompts`: for each sample, the number of tokens with which all samples of its group begin; empty: prompts are not
-    shared.
-    `groups`: for each sample, the number of its group, with a group's samples next to each other; empty: each sample is
-    a group.
-    `again`: cost of a token of a shared prompt for each sample that reads it, relative to the cost of computing a
-    token.
+    `tokens`: of each sample, with its prompt. `prompts`: for each sample, the number of tokens with which all samples
+    of its group begin; empty: prompts are not shared. `groups`: for each sample, the index of its group, with a group's
+    samples next to each other; empty: each sample is a group. `again`: cost of a token of a shared prompt for each
+    sample that reads it, relative to the cost of computing a token.
     """
 
     tokens: tuple[int, ...]
@@ -48,7 +45,7 @@ class SampleSizes:
     again: float = 1.0
 
     def size(self, picks: Iterable[int]) -> int:
-        """Return the size of a micro-batch in tokens. `picks`: the numbers of its samples, in ascending order.
+        """Return the size of a micro-batch in tokens. `picks`: the indices of its samples, in ascending order.
 
         If several samples share a prompt, the prompt is computed once and counts once. It also counts `again` times for
         each of these samples, because attention keeps the keys and values of the prompt for every answer. Without an
@@ -68,7 +65,7 @@ class SampleSizes:
         return total
 
     def alike(self, picks: Iterable[int]) -> list[tuple[int, int]]:
-        """Return for each sample in `picks` its group's number, and the tokens of the group's shared prompt.
+        """Return for each sample in `picks` (index of its group, number of tokens of the group's shared prompt).
 
         If prompts are not shared, return an empty list.
         """
@@ -79,7 +76,7 @@ class SampleSizes:
     def units(self, picks: Sequence[int], most: int, budget: int) -> list[MicroBatch]:
         """Divide samples into units: samples of one group that stay together in a micro-batch. Return the units.
 
-        `picks`: numbers of the samples, in ascending order. `most`: the most samples of a unit. `budget`: the most
+        `picks`: indices of the samples, in ascending order. `most`: the most samples of a unit. `budget`: the most
         tokens of a unit; a single sample may have more.
         """
         found: list[MicroBatch] = []
@@ -112,7 +109,7 @@ class Packing(NamedTuple):
 
     @property
     def samples(self) -> list[int]:
-        """Return the numbers of all samples, in the order of ranks and micro-batches."""
+        """Return the indices of all samples, in the order of ranks and micro-batches."""
         micro_batches = itertools.chain(*self.ranks)
         return list(itertools.chain(*micro_batches))
 
@@ -120,12 +117,12 @@ class Packing(NamedTuple):
 def optimizer_steps(
     sizes: SampleSizes, train_batch: int | None, seed: str
 ) -> list[list[int]]:
-    """Return for each optimizer step of one epoch the numbers of its samples, in ascending order.
+    """Return for each optimizer step of one epoch the indices of its samples, in ascending order.
 
-    `sizes`: of all samples. `train_batch`: about how many samples a step has; None: one step has all samples. `seed`:
-    decides the random order of groups; it should contain the run's seed, the iteration and the epoch. All samples of a
-    group are in the same step, and the steps have equally many groups, up to one. If there are fewer groups than steps,
-    samples are divided singly.
+    `sizes`: sizes of all samples. `train_batch`: about how many samples a step has; None: one step has all samples.
+    `seed`: decides the random order of groups; it should contain the run's seed, the iteration and the epoch. All
+    samples of a group are in the same step, and the steps have equally many groups, or differ by one. If there are
+    fewer groups than steps, samples are divided singly.
     """
     samples = range(len(sizes.tokens))
     if train_batch is None or train_batch >= len(samples):
@@ -178,7 +175,7 @@ def pack(
     """Return a packing of one optimizer step: its samples, divided over ranks and into micro-batches.
 
     `sizes`: of all samples. `ranks`: number of ranks. `token_budget`: the most tokens of a micro-batch; a single sample
-    may have more. `picks`: numbers of the step's samples, in ascending order; None: all samples. The samples of a group
+    may have more. `picks`: indices of the step's samples, in ascending order; None: all samples. The samples of a group
     stay together, unless smaller parts of groups make the step faster.
     """
     items: Sequence[int] = range(len(sizes.tokens))
@@ -237,9 +234,9 @@ def _packed(
 def spread(
     lengths: Sequence[int], parts: int, items: Iterable[int] | None = None
 ) -> list[list[int]]:
-    """Divide items into `parts` parts of about equal total length. Return the numbers of the items in each part.
+    """Divide items into `parts` parts of about equal total length. Return the indices of the items in each part.
 
-    A part may be empty. `lengths`: of each item. `items`: the numbers of the items to divide; None: all. Longest
+    A part may be empty. `lengths`: length of each item. `items`: the indices of the items to divide; None: all. Longest
     processing time first (Graham 1969, "Bounds on multiprocessing timing anomalies"): the longest item goes to the part
     with the least load. The longest part is at most 4/3 - 1 / (3 * parts) times as long as in the best division.
     """
@@ -256,11 +253,12 @@ def spread(
 def fit(
     lengths: Sequence[int], capacity: int, items: Iterable[int] | None = None
 ) -> list[list[int]]:
-    """Put items into few bins, each with a total length of at most `capacity`. Return the item numbers of each bin.
+    """Put items into few bins, each with a total length of at most `capacity`. Return the indices of the items in each
+    bin.
 
-    An item that is longer than `capacity` gets a bin of its own. `lengths`: of each item. `items`: the numbers of the
-    items to put; None: all. Best fit, longest first: at most 11/9 of the fewest possible bins, plus one (Johnson et al.
-    1974, "Worst-case performance bounds for simple one-dimensional packing algorithms").
+    An item that is longer than `capacity` gets a bin of its own. `lengths`: length of each item. `items`: the indices
+    of the items to put; None: all. Best fit, longest first: at most 11/9 of the fewest possible bins, plus one (Johnson
+    et al. 1974, "Worst-case performance bounds for simple one-dimensional packing algorithms").
     """
     bins: list[list[int]] = []
     # Sorted: room left in a bin, the turn of its last item with a minus, the bin.
@@ -281,9 +279,9 @@ def fit(
 
 
 def _longest_first(lengths: Sequence[int], items: Iterable[int] | None) -> list[int]:
-    """Return the numbers of the items, the longest item first. Items of equal length keep their order.
+    """Return the indices of the items, the longest item first. Items of equal length keep their order.
 
-    `lengths`: of each item. `items`: the numbers of the items; None: all.
+    `lengths`: length of each item. `items`: the indices of the items; None: all.
     """
     if items is None:
         items = range(len(lengths))
@@ -300,9 +298,9 @@ def _widen(
     """Return exactly `number` micro-batches of one rank, the largest first.
 
     All ranks have them in this order, so that ranks wait little for each other. `micro_batches`: at most `number`
-    micro-batches within `budget`. `share`: the items of the rank. `lengths`: of each item. The items are divided anew
-    into equal parts if each part is within the budget or has one item. Otherwise, empty micro-batches are added to
-    `micro_batches`.
+    micro-batches within `budget`. `share`: the indices of the rank's items. `lengths`: length of each item. The items
+    are divided anew into equal parts if each part is within the budget or has one item. Otherwise, empty micro-batches
+    are added to `micro_batches`.
     """
 
     def size(members: Sequence[int]) -> int:

@@ -74,14 +74,15 @@ class TokenSamples(NamedTuple):
 
 
 class Variant:
-    """Calls the methods of a variant, an object of the user with own formulas, and checks the results.
+    """Calls the methods of a variant, an object by which the user replaces formulas of the algorithm, and checks the
+    results.
 
     Raises ConfigError if a result has a wrong shape, or if a loss has no gradient. Exceptions from the methods are not
     caught.
     """
 
     def __init__(self, name: str, own: object) -> None:
-        """`name`: name of the variant in the config. `own`: the user's object."""
+        """Wrap the user's object `own`. `name`: name of the variant in the config."""
         self.name = name
         self._own = own
         # Names of the metrics, once they are known.

@@ -38,9 +38,9 @@ def find(resume: str, runs: Path, key: str = "resume") -> Checkpoint | None:
     the newest whole checkpoint of all runs of the job. `runs`: the folder of the job's runs. `key`: the config key or
     argument that errors name.
 
-    With "auto", the files of the checkpoint are compared with their hashes, and the result has a note about each newer
-    checkpoint that is damaged or cannot be read. None means that "auto" has found no checkpoint of the job. Raises
-    ConfigError if the checkpoint does not exist or is damaged.
+    With "auto", the files of the checkpoint are compared with their hashes, and `notes` of the result has a text about
+    each newer checkpoint that is damaged or cannot be read. None means that "auto" has found no checkpoint of the job.
+    Raises ConfigError if the checkpoint does not exist or is damaged.
     """
     try:
         if resume == AUTO:

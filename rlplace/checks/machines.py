@@ -11,7 +11,9 @@ from rlplace.units import show_bytes
 
 
 def _overstated(cluster: ClusterConfig) -> Iterator[Found]:
-    """Yield a finding for each entry of `cluster.nodes` that declares more accelerator memory than its product has."""
+    """Yield a finding for each entry of `cluster.nodes` that declares more memory for an accelerator than the
+    accelerator model that it names has.
+    """
     for number, node in enumerate(cluster.nodes):
         key = f"cluster.nodes[{number}]"
         declared = [(key, node.product, node.memory)]

@@ -11,7 +11,7 @@ from rlplace.placement.language.spec import ComponentSpec
 def undivided(spec: ComponentSpec, error: str) -> Iterator[Found]:
     """Yield a finding for each parallel size above 1 of a component whose ranks have nothing to divide.
 
-    `error`: which error of the code `parallel-sizes` it is; it says why there is nothing to divide.
+    `error`: name of one of the error texts of the code `parallel-sizes`; the text says why there is nothing to divide.
     """
     sizes = {
         "tensor_parallel_size": spec.parallel.tensor_parallel_size,

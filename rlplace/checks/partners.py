@@ -16,7 +16,9 @@ from rlplace.placement.schedule import Residency
 
 
 def _partners(placement: HybridComponentPlacement) -> list[tuple[str, str]]:
-    """Return pairs (component, leader) of components that share accelerators. A component scores its leader's rows."""
+    """Return the pairs (component, leader) that share accelerators, where the component scores the rows of the
+    leader.
+    """
     return [
         (a, b)
         for partner, leader in PARTNERS.items()
@@ -27,7 +29,8 @@ def _partners(placement: HybridComponentPlacement) -> list[tuple[str, str]]:
 
 
 def _uneven(case: Placed) -> Iterator[Found]:
-    """Yield a finding for each pair (component, leader) whose numbers of ranks do not divide each other.
+    """Yield a finding for each pair (component, leader) in which neither component's number of ranks divides the
+    other's.
 
     The component scores the leader's rows and shares accelerators with it.
     """

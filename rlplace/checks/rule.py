@@ -22,9 +22,9 @@ Case = TypeVar("Case", contravariant=True)
 class Found:
     """A finding: one place in a job that breaks a rule.
 
-    `key`: key path in the config. `got`: what is written there; None: nothing. `error`: which error it is, for a code
-    that has several. `span`: columns of `got` to mark. `source`: file and line. `reasons`: the reasons that hold, if
-    the code has a table of reasons. `facts`: name -> value, for the names in the texts of the code.
+    `key`: key path in the config. `got`: what is written there; None: nothing. `error`: name of the error text, for a
+    code that has several. `span`: columns of `got` to mark. `source`: file and line. `reasons`: the reasons that hold,
+    if the code has a table of reasons. `facts`: name -> value, for the placeholders in the code's texts.
     """
 
     key: str
@@ -46,8 +46,8 @@ def at_key(
 ) -> Found:
     """Return the finding for a config key that breaks a rule.
 
-    `value`: the value in the config; None: the key is not in the config. `error`: which error it is, for a code that
-    has several. `reasons`: the reasons that hold. `facts`: values for the texts of the code.
+    `value`: the value in the config; None: the key is not in the config. `error`: name of the error text, for a code
+    that has several. `reasons`: the reasons that hold. `facts`: values of the placeholders in the code's texts.
     """
     got = None
     if value is not None:
@@ -58,7 +58,8 @@ def at_key(
 def at_line(spec: ComponentSpec, error: str = "", **facts: object) -> Found:
     """Return the finding for a component's placement line that breaks a rule.
 
-    `error`: which error it is, for a code that has several. `facts`: values for the texts of the code.
+    `error`: name of the error text, for a code that has several. `facts`: values of the placeholders in the code's
+    texts.
     """
     return Found(key=spec.key, got=spec.text, error=error, facts=facts)
 

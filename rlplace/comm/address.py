@@ -121,7 +121,7 @@ class SpreadChannel(Channel):
             raise failed
 
     def stats(self) -> ChannelStats:
-        """Return the statistics of all branches together. Numbers are sums; the staleness is the maximum.
+        """Return the statistics of all branches together. Counts and seconds are sums; the staleness is the maximum.
 
         The high-water mark is the sum of the high-water marks of the branches, which may be of different moments.
         """

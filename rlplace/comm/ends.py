@@ -56,9 +56,10 @@ class Lock(Protocol):
 
 
 class Attachment:
-    """The table, the items' memory, the lock and the wakers of a channel, shared by all its ends in one process.
+    """What all ends of a channel in one process share: its table (the state in memory), the items' memory, the lock,
+    and the wakers (sockets on which waiting calls sleep).
 
-    A forked child gets wakers of its own, and uses the channel under its own process number.
+    A forked child process gets wakers of its own, and uses the channel under its own process number.
     """
 
     def __init__(self, table: Table, store: Store, lock: Lock, *, spins: bool) -> None:
@@ -85,7 +86,8 @@ class Attachment:
     def run(
         self, step: Callable[..., T], *arguments: object, patience_s: float = 0.0
     ) -> T:
-        """Run `step(*arguments)` under the lock and return its result; then wake the waiters that the step has listed.
+        """Run `step(*arguments)` under the lock and return its result; then wake the waiting calls that the step has
+        listed in `queue.wakes`.
 
         `patience_s`: the most seconds to wait for the lock, at least `LOCK_PATIENCE_S`. Raise ChannelTimeout if the
         lock stays taken. If the step raises an error that is not a ChannelError, the change of the channel's state
@@ -181,8 +183,8 @@ class Attachment:
     def attempt(self, step: Step, request: Put | Get, patience_s: float | None) -> None:
         """Try to serve a put or get until it is done, and sleep between the tries.
 
-        `step`: the step of the queue machine that serves the request. `patience_s`: the most seconds to wait; None: try
-        once without waiting. Raise the error that says why the request was not served.
+        `step`: `put` or `get` of the QueueMachine, which tries once to serve the request. `patience_s`: the most
+        seconds to wait; None: try once without waiting. Raise the error that says why the request was not served.
         """
         now = time.monotonic()
         if self.run(step, request, 0, now, patience_s=patience_s or 0.0):
@@ -202,9 +204,9 @@ class Attachment:
     ) -> None:
         """Try to serve a put or get until it is done, in an asyncio task of a channel server.
 
-        `step`: the step of the queue machine that serves the request. `patience_s`: the most seconds to wait; None: try
-        once without waiting. Raise the error that says why the request was not served. If the task is cancelled, the
-        request takes nothing.
+        `step`: `put` or `get` of the QueueMachine, which tries once to serve the request. `patience_s`: the most
+        seconds to wait; None: try once without waiting. Raise the error that says why the request was not served. If
+        the task is cancelled, the request takes nothing.
         """
         if patience_s is None:
             self.attempt(step, request, None)
@@ -231,8 +233,9 @@ class Attachment:
     ) -> Iterator[float]:
         """Try to serve a put or get until it is done; before each further try, yield the most seconds to sleep.
 
-        `step`: the step of the queue machine that serves the request. `waker`: number of the waker that ends the sleep
-        early. `deadline`: time by `time.monotonic()` after which the error of the request is raised.
+        `step`: `put` or `get` of the QueueMachine, which tries once to serve the request. `waker`: number of the waker
+        that ends the sleep early. `deadline`: time by `time.monotonic()` after which the error of the request is
+        raised.
         """
         now = time.monotonic()
         next_look = now + LOOK_S
@@ -246,7 +249,8 @@ class Attachment:
                 self.look_for_dead(now)
 
     def _spin(self, request: Put | Get) -> bool:
-        """Poll for a moment, without the lock, for the credit or item of a request; return whether to try again now.
+        """Poll for a moment, without the lock, for the free room or the item that a request needs; return whether to
+        try again now.
 
         After a poll without success the next poll is shorter, so that waiting costs little if items are rare.
         """
@@ -272,7 +276,7 @@ class Attachment:
 
 
 class QueueEnd(Channel):
-    """An end of a channel whose state is in memory and is changed by a queue machine.
+    """An end of a channel whose state is in memory and is changed by a QueueMachine.
 
     All ends of the channel in one process share one attachment.
     """

@@ -53,9 +53,9 @@ class Put:
     """A put request.
 
     `payload`: the item in the form in which the channel stores items; None: the item follows by `fill`, after credit
-    was granted. `entry`: record of the entry that is reserved for an item that follows, else 0. `owner`, `key`,
-    `waiter`: records in the table of the worker, of the key, and of the request while it waits; 0: none. `epoch`:
-    number of resets of the channel when the request began.
+    (room) was granted. `entry`, `owner`, `key`, `waiter`: indices of records in the channel's table, 0 for none: of the
+    entry that is reserved for an item that follows, of the worker, of the key, and of the request while it waits.
+    `epoch`: number of resets of the channel when the request began.
     """
 
     owner_name: str
@@ -75,9 +75,9 @@ class Get:
     """A get request for one item, or for a batch.
 
     `limit`: the most summed weight of a batch; None: one item. `remote`: whether the items are for a client on another
-    node, which has to confirm them. `owner`, `key`, `waiter`: records in the table of the worker, of the key, and of
-    the request while it waits; 0: none. `epoch`: number of resets of the channel when the request began. `taken`:
-    payload, weight and version of each item, once the get is done.
+    node, which has to confirm them. `owner`, `key`, `waiter`: indices of records in the channel's table, 0 for none: of
+    the worker, of the key, and of the request while it waits. `epoch`: number of resets of the channel when the request
+    began. `taken`: payload, weight and version of each item, once the get is done.
     """
 
     owner_name: str
@@ -97,7 +97,7 @@ class QueueMachine:
 
     `table`: state of the channel. `process`: number of this process. `store`: memory of the payloads. `now` in the
     methods: present time in seconds by `time.monotonic()`. After a step, the caller must wake the wakers whose numbers
-    are in `wakes`.
+    are in `wakes`; on each waker sleeps one waiting call.
     """
 
     def __init__(
@@ -128,7 +128,7 @@ class QueueMachine:
         waker: int,
         now: float,
     ) -> bool:
-        """Try to serve a put; return whether the put got credit.
+        """Try to serve a put; return whether the put got credit, which is room for one item.
 
         If the put got no credit, it waits from now on, unless `waker` is 0. `waker`: number of the waker to wake when a
         new try is due. `now`: present time by `time.monotonic()`. Raise ChannelClosed or ChannelBroken if the channel
@@ -178,7 +178,7 @@ class QueueMachine:
         payload: Any,
         now: float,
     ) -> None:
-        """Append `payload`, the item of a put that holds credit, to the line of the put's key.
+        """Append `payload`, the item of a put that holds credit (reserved room), to the line of the put's key.
 
         `now`: present time by `time.monotonic()`.
         """
@@ -189,7 +189,7 @@ class QueueMachine:
         self._append(entry, put.key, payload, now)
 
     def cancel(self, put: Put, now: float) -> None:
-        """Give back the credit of a put whose item will not be put into the channel. Idempotent.
+        """Give back the credit (reserved room) of a put whose item will not be put into the channel. Idempotent.
 
         `now`: present time by `time.monotonic()`.
         """
@@ -226,9 +226,10 @@ class QueueMachine:
         weight: float,
         version: int,
     ) -> int:
-        """Take credit for one item, and return the record of a new entry for the item. The entry is not in a line yet.
+        """Take credit (room) for one item, and return the record of a new entry for the item. The entry is not in the
+        line of the key yet.
 
-        `owner` and `key`: records of the participant and of the key.
+        `owner`, `key`: indices of the records of the worker and of the key.
         """
         words = self.words
         # A freed entry, or one that was never in use
@@ -375,7 +376,9 @@ class QueueMachine:
         get.taken = []
 
     def _ended(self, key: int) -> bool:
-        """Return whether no more item can come at a key: the channel is closed, and no put at the key holds credit."""
+        """Return whether no more item can come at a key: the channel is closed, and no put at the key holds credit
+        (reserved room).
+        """
         return bool(self.words[t.CLOSED] and not self.words[key + t.K_RESERVED])
 
     def _count(
@@ -430,7 +433,7 @@ class QueueMachine:
     # ── waiting ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
     def _enter(self, request: Put | Get, side: int) -> None:
-        """Set the participant, the key and the epoch (number of resets of the channel) of a new request.
+        """Set the records of worker and key, and the epoch (number of resets of the channel), in a new request.
 
         `side`: P_PRODUCED for a put, P_CONSUMED for a get.
         """
@@ -559,7 +562,8 @@ class QueueMachine:
         supply: int,
         now: float,
     ) -> None:
-        """Wake the first waiters of a line, one for each unit of `supply`: the credit, or the number of items.
+        """Wake the first waiters of a line, one for each unit of `supply`: the free room for puts, or the number of
+        items for gets.
 
         A waiter that was woken earlier uses up a unit of `supply` too, unless it has not tried again for `STALLED_S`
         seconds.

@@ -240,7 +240,7 @@ class PackedLm(nn.Module):
         return [*self.blocks, self]
 
     def named_tensors(self) -> Iterator[tuple[str, Tensor]]:
-        """Yield (name in `lm`, parameter); a tied parameter comes once under each of its names."""
+        """Yield (name in `lm`, parameter); a tied parameter is yielded once for each of its names."""
         yield from self.lm.named_parameters(remove_duplicate=False)
 
     def saved_config(self) -> Mapping[str, object]:

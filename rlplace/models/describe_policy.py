@@ -195,7 +195,9 @@ def _made(kind: Any, fields: Mapping[str, Any]) -> Any:
 
 
 def main() -> None:
-    """Read the question from standard input, as JSON; write the answer, or the problem found, to standard output."""
+    """Read the argument of `describe` from standard input, as JSON; write its result, or the problem found, to standard
+    output.
+    """
     try:
         answer = describe(json.load(sys.stdin))
     except ConfigError as error:

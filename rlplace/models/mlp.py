@@ -35,7 +35,8 @@ HALF_LOG_2PI = 0.5 * math.log(2.0 * math.pi)
 
 
 class DiscreteOutput(NamedTuple):
-    """For each of N observations, a categorical distribution over n actions, and the value of the observation.
+    """Output of a policy with discrete actions: for each of N observations, a categorical distribution over n actions,
+    and the value of the observation.
 
     `logits`: [N, n] float32. `values`: [N] float32.
     """
@@ -45,7 +46,8 @@ class DiscreteOutput(NamedTuple):
 
 
 class ContinuousOutput(NamedTuple):
-    """For each of N observations, normal distributions of the elements of an action, and the value of the observation.
+    """Output of a policy with continuous actions: for each of N observations, normal distributions of the elements of
+    an action, and the value of the observation.
 
     The elements are independent, and the standard deviation does not depend on the observation. `means`: [N, *shape of
     an action]. `log_std`: [*shape of an action], log of the standard deviations. `values`: [N]. All are float32.
@@ -57,7 +59,8 @@ class ContinuousOutput(NamedTuple):
 
 
 class MultiDiscreteOutput(NamedTuple):
-    """For each of N observations, several independent choices, and the value of the observation.
+    """Output of a policy whose actions are several independent choices: for each of N observations, the distribution of
+    each choice, and the value of the observation.
 
     `logits` [N, all choices] float32: the logits of the first choice, then the logits of the second choice, and so on.
     `actions`: the number of options of each choice. `values`: [N] float32.
@@ -116,8 +119,8 @@ class ObservationNormalizer(nn.Module):
 class ActorCritic(nn.Module):
     """Two separate MLPs, for policy and value.
 
-    The policy is categorical, or normal with one learned deviation for each element of an action. `normalize`: whether
-    observations are normalised.
+    The policy is categorical, or normal with one learned standard deviation for each element of an action. `normalize`:
+    whether observations are normalised.
     """
 
     # Training computes its backward pass without autograd: see `models.passes`

@@ -78,7 +78,8 @@ class Sequences(NamedTuple):
 
 
 class NetworkPolicy(nn.Module):
-    """A network with a normaliser for the numbers in its observations, and log deviations of continuous actions.
+    """A policy: a network, a normaliser for the numbers in its observations, and log standard deviations of continuous
+    actions.
 
     It is always in eval mode, because probabilities in training must equal those at decision time.
     """
@@ -419,7 +420,7 @@ def heads(features: int, actions: Actions) -> tuple[nn.Linear, nn.Linear]:
 
 
 def entries_of(observations: Observed) -> Mapping[str, Tensor]:
-    """Return name -> entry of observations. Observations that are a single tensor are an entry with the name ""."""
+    """Return name -> tensor, for each entry of the observations. If they are a single tensor, its name is ""."""
     if isinstance(observations, Tensor):
         return {"": observations}
     return observations

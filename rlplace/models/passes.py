@@ -324,7 +324,7 @@ class _Numbers:
         gradients: Tensor,
         entropy_gradient: float,
     ) -> tuple[Tensor, Tensor]:
-        """Return the gradients of the loss with respect to the means [N, K] and to the log deviations [K].
+        """Return the gradients of the loss with respect to the means [N, K] and to the log standard deviations [K].
 
         `gradients` [N]: gradients of the loss with respect to log-probabilities. `entropy_gradient`: gradient of the
         loss with respect to each entropy.

@@ -34,7 +34,8 @@ _FIRST_DEVIATION = 0.02
 class ChunkTransformer(nn.Module):
     """A transformer that reads observations and queries as tokens.
 
-    The outputs of the queries become the actions of a chunk, and the value.
+    The outputs of the queries become the value, and the actions of a chunk (several consecutive actions that are
+    decided at once).
     """
 
     def __init__(self, spaces: Spaces, config: TransformerConfig) -> None:
@@ -106,7 +107,7 @@ class ChunkTransformer(nn.Module):
 class _Block(nn.Module):
     """Attention and a feed-forward layer over N sequences of L tokens of width W, [N, L, W].
 
-    The result of each of the two is added to its input.
+    The results of attention and of the feed-forward layer are each added to their input.
     """
 
     def __init__(self, width: int, heads: int) -> None:

@@ -163,7 +163,7 @@ class Connection:
         return waiter
 
     def withdraw(self, waiter: Waiter) -> None:
-        """Give up the request of `waiter`. The server then gives back its items or its credit."""
+        """Give up the request of `waiter`. The server then puts its items back, or frees its credit (reserved room)."""
         with self._lock:
             self._withdraw(waiter.request.serial)
 

@@ -78,7 +78,7 @@ class Session:
                 _settle(end, end.confirm, request)
 
     def withdraw(self, serial: int) -> None:
-        """Undo a request that the client has withdrawn: give back its items or its credit.
+        """Undo a request that the client has withdrawn: put its items back, or free its credit (reserved room).
 
         `serial`: number of the request.
         """
@@ -442,8 +442,8 @@ class ChannelServer:
     ) -> Answer:
         """Perform a request and return the envelope and the frames of its answer.
 
-        Taken items and granted credit stay in `session.held` until the client confirms the items or fills the credit.
-        `frames`: data of the request.
+        Taken items and granted credit (reserved room) stay in `session.held` until the client confirms the items or
+        sends the item for the room. `frames`: data of the request.
         """
         user = (request.channel, request.owner)
         value = None

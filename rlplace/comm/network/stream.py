@@ -97,7 +97,7 @@ class StreamSource:
 
         Return None if the taker has said this, else a text that says why the stream has ended early. A taker that is
         lost after its request for the last item counts as done, because it has most likely received the item. `make`:
-        takes the number of an item and returns the item. `count`: number of items. `timeout_s`: the most seconds until
+        takes the index of an item and returns the item. `count`: number of items. `timeout_s`: the most seconds until
         the next request. `check`: called often; an error that it raises ends the stream.
         """
         poller = zmq.Poller()
@@ -137,9 +137,9 @@ class StreamSource:
         number: int,
         *items: Any,
     ) -> bool:
-        """Send a number, and the items that are given, in one message; return whether the taker is connected.
+        """Send the index `number`, and `items` if there are any, in one message; return whether the taker is connected.
 
-        `taker`: ZeroMQ's identity of the taker. `number`: number of the item. A taker that has lost the connection asks
+        `taker`: ZeroMQ's identity of the taker. `number`: index of the item. A taker that has lost the connection asks
         again over its next connection.
         """
         # Number and marks, then the data

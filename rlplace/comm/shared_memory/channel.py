@@ -244,7 +244,7 @@ class SharedChannel(QueueEnd):
             self.fill(put, packed)
 
     def fill(self, put: Put, packed: codec.Packed) -> None:
-        """Append `packed`, the item of a put that holds credit. On an error, give the credit back."""
+        """Append `packed`, the item of a put that holds credit (reserved room). On an error, give the credit back."""
         attachment = self._attachment
         store = self._attachment.store
         try:
@@ -288,10 +288,10 @@ class SharedChannel(QueueEnd):
     ) -> Put:
         """Put a packed item and return the put.
 
-        `packed`: None means to take only credit, for an item that has not arrived yet; the caller then calls `fill`
-        with the item, or `give_back`. `weight`: weight of the item. `version`: version of the policy that made the
-        item; None: no version. `patience_s`: the most seconds to wait for credit; None: raise ChannelFull instead of
-        waiting.
+        `packed`: None means to take only credit (reserve room), for an item that has not arrived yet; the caller then
+        calls `fill` with the item, or `give_back`. `weight`: weight of the item. `version`: version of the policy that
+        made the item; None: no version. `patience_s`: the most seconds to wait for credit; None: raise ChannelFull
+        instead of waiting.
         """
         attachment = self._attachment
         put = Put(self.owner, key, weight, version, attachment.store.inline(packed))
@@ -334,7 +334,9 @@ class SharedChannel(QueueEnd):
         self._attachment.undo(self._attachment.queue.confirm, get, time.monotonic())
 
     def give_back(self, request: Put | Get) -> None:
-        """Undo a request: return the credit of a put, or put the items of a get back at the front of their line."""
+        """Undo a request: free the room that a put has reserved, or put the items of a get back at the front of their
+        line.
+        """
         attachment = self._attachment
         if isinstance(request, Put):
             attachment.undo(attachment.queue.cancel, request, time.monotonic())

@@ -64,7 +64,7 @@ class DeviceBucket:
     def fill(self, bucket: Tensor, shards: Sequence[Shard], *, checked: bool) -> None:
         """Write this rank's pieces into the tensor `bucket`, in the dtypes of the layout.
 
-        `shards`: this rank's shards, by number of the tensor. `checked`: whether the checksum is written too.
+        `shards`: this rank's shards, one for each tensor of the layout. `checked`: whether the checksum is written too.
         """
         if checked:
             # The gaps count in the sum
@@ -195,7 +195,7 @@ def _windows(packed: bytes, bucket_bytes: int, window_bytes: int) -> tuple[Windo
 
 
 def _ends(assembly: Assembly, window_bytes: int) -> Iterator[int]:
-    """Yield the end of each window, as the number of tensors up to this end.
+    """Yield the end of each window: the number of tensors up to there.
 
     A window has at most `window_bytes` bytes, or the bytes of the largest tensor if that is larger. There is only one
     window unless a reader splits the weights over several accelerators.

@@ -276,8 +276,8 @@ class WeightSender:
     ) -> None:
         """Send the header to the lead reader on another node, then each bucket when the reader asks for it.
 
-        `link`: connection to the reader's node. `make`: makes the bucket of a number. `count`: number of buckets. Raise
-        ChannelTimeout if the reader stops asking before it has all buckets.
+        `link`: connection to the reader's node. `make`: returns the bucket with the given index. `count`: number of
+        buckets. Raise ChannelTimeout if the reader stops asking before it has all buckets.
         """
         from rlplace.comm.network import StreamSource
 
@@ -334,7 +334,7 @@ class _Incoming:
     """The buckets of one source rank that are arriving at the lead reader.
 
     `header`: the announcement of the buckets. `target`: the bytes of the copy into which they are written. `pieces`:
-    the pieces of each bucket. `next`: number of the next bucket.
+    the pieces of each bucket. `next`: index of the next bucket in `pieces`.
     """
 
     header: PushHeader
@@ -585,7 +585,7 @@ class CopyReceiver(WeightReceiver):
     def _changed(self, incoming: _Incoming, bucket: int, changes: Changes) -> Bytes:
         """Return the new bytes of a bucket: its bytes in an earlier version, with `changes` applied.
 
-        `bucket`: number of the bucket. `changes`: the differences between the bucket in the earlier version, which the
+        `bucket`: index of the bucket. `changes`: the differences between the bucket in the earlier version, which the
         header names, and the new version. Raise WeightSyncError if the copy no longer holds the earlier version.
         """
         base = incoming.header.base
@@ -635,7 +635,7 @@ class CopyReceiver(WeightReceiver):
     def _put(self, reader: int, message: Complete) -> None:
         """Send a message to another reader.
 
-        During the wait for credit, move this rank's unread messages to the backlog, because they may use up the credit.
+        While the channel is full, move this rank's unread messages to the backlog, because they may be what fills it.
         """
         deadline_s = time.monotonic() + self._channel.spec.timeout_s
         while True:

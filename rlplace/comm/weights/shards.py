@@ -70,7 +70,7 @@ class Block(NamedTuple):
 
 
 class Piece(NamedTuple):
-    """Elements `start` to `stop` - 1 of a flattened tensor. `tensor`: number of the tensor in `Layout.tensors`."""
+    """Elements `start` to `stop` - 1 of a flattened tensor. `tensor`: index of the tensor in `Layout.tensors`."""
 
     tensor: int
     start: int

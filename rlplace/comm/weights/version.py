@@ -85,9 +85,9 @@ class PushHeader:
 class Bucket:
     """Message to the lead reader with pieces of one source rank, one after the other.
 
-    `source`: the source rank. `index`: number of the bucket in the source rank's part of the push. `data`: the bytes of
-    the pieces, or their changes since an earlier version. `checksum`: checksum of the bytes of the pieces, also if
-    `data` has only changes.
+    `source`: the source rank. `index`: index of the bucket among those of the source rank in the push. `data`: the
+    bytes of the pieces, or their changes since an earlier version. `checksum`: checksum of the bytes of the pieces,
+    also if `data` has only changes.
     """
 
     source: int

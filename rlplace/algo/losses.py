@@ -147,10 +147,11 @@ def shares_of(terms: LmTerms, count: int) -> dict[str, Tensor]:
 
 
 class StepSamples(NamedTuple):
-    """N samples of simulators on one rank, with the values from the time when they were drawn.
+    """N samples (steps of simulators) on one rank.
 
     `observations`: [N, *O], for observations of shape O. `actions`: [N, *A], for actions of shape A. All other fields:
-    [N].
+    [N]. `logprobs`, `values`: by the policy that drew the samples. `advantages`, `returns`: targets of policy and
+    value.
     """
 
     observations: Tensor

@@ -234,7 +234,8 @@ def ppo_slopes_by_variant(
     If the variant lacks a loss, the shipped loss is used. The partial sums are first those of PPO_MEANS, then those of
     the variant's metrics. The arguments after `variant` have the same meaning as in `losses.ppo_slopes`: `logprobs`,
     `values`, `entropies`: [N], of the present policy. `old`: the N samples as they were drawn. `count`: number of
-    samples over all ranks. `value_clip`: None for no clip.
+    samples over all ranks. `clip`, `value_clip`: bounds for the shipped losses; `value_clip` None: no clip.
+    `value_coef`: weight of the value loss.
     """
     # The loss and its gradients, also where the caller is in inference mode.
     with torch.inference_mode(mode=False), torch.enable_grad():

@@ -11,7 +11,9 @@ from rlplace.placement.plan import Placed
 
 
 def _unknown_residents(case: Placed) -> Iterator[Found]:
-    """Yield a finding for each name in `cluster.allow_resident` that is not a component."""
+    """Yield a finding for each name in `cluster.allow_resident` that is not a component. `case`: the placement of the
+    job, with its cluster.
+    """
     names = case.cluster.allow_resident
     components = case.components
     # Column of the name in the list as it is shown

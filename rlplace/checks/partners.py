@@ -74,7 +74,9 @@ def _actor_shares_with_engines(case: Placed) -> bool:
 
 
 def _idle_beside_engines(case: Placed) -> Iterator[Found]:
-    """Yield one finding if the actor has accelerators that no other component uses while the engines generate."""
+    """Yield one finding if the actor has accelerators that no other component uses while the engines generate. `case`:
+    the placement of the job, with its cluster.
+    """
     placement = case.placement
     busy = Ranges(())
     for component in placement.components:

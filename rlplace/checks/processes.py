@@ -10,7 +10,7 @@ from rlplace.placement.language.spec import role_of
 
 
 def _joined(case: PlacedJob) -> list[str]:
-    """Return the components whose ranks form a process group of torch.distributed."""
+    """Return the components of the job whose ranks form a process group of torch.distributed."""
     found = []
     for component in case.placement.components:
         role = role_of(component)
@@ -52,10 +52,7 @@ def _threads_of_one_process(case: PlacedJob) -> bool:
 
 
 def _ranks_as_threads(case: PlacedJob) -> Iterator[Found]:
-    """Yield one finding if a process group has several ranks.
-
-    This is checked for jobs whose ranks are threads of one process.
-    """
+    """Yield one finding if, in a job whose ranks are threads of one process, a process group has several ranks."""
     crowded = {c: case.ranks(c) for c in _joined(case) if case.ranks(c) > 1}
     if not crowded:
         return

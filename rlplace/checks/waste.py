@@ -10,7 +10,9 @@ from rlplace.placement.plan import Placed
 
 
 def _idle(case: Placed) -> Iterator[Found]:
-    """Yield one finding if there are accelerators that no component uses."""
+    """Yield one finding if there are accelerators that no component uses. `case`: the placement of the job, with its
+    cluster.
+    """
     topology = case.placement.topology
     idle = topology.all - case.placement.used
     if not idle:

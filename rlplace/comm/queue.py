@@ -52,10 +52,11 @@ class Store(Protocol):
 class Put:
     """A put request.
 
-    `payload`: the item in the form in which the channel stores items; None: the item follows by `fill`, after credit
-    (room) was granted. `entry`, `owner`, `key`, `waiter`: indices of records in the channel's table, 0 for none: of the
-    entry that is reserved for an item that follows, of the worker, of the key, and of the request while it waits.
-    `epoch`: number of resets of the channel when the request began.
+    `version`: version of the policy that made the item. `payload`: the item in the form in which the channel stores
+    items; None: the item follows by `fill`, after credit (room) was granted. `entry`, `owner`, `key`, `waiter`: indices
+    of records in the channel's table, 0 for none: of the entry that is reserved for an item that follows, of the
+    worker, of the key, and of the request while it waits. `epoch`: number of resets of the channel when the request
+    began.
     """
 
     owner_name: str
@@ -477,7 +478,7 @@ class QueueMachine:
         self._wake(line, supply, now)
 
     def _depart(self, request: Put | Get, now: float) -> None:
-        """Remove a request that was served from its line of waiters."""
+        """Remove a request from its line of waiters, because it was served."""
         waiter = request.waiter
         request.waiter = 0
         self._remove(waiter, now)

@@ -175,7 +175,7 @@ def _check(returned: object, outputs: int, remembered: int) -> None:
 
 
 def _spaces(plain: Mapping[str, Any]) -> contract.Spaces:
-    """Return the spaces of the simulator, made from the JSON values that the planner sent."""
+    """Return the spaces of the simulator, made from `plain`, the JSON values that the planner sent."""
     actions = _made(_ACTIONS[plain["actions"]["class"]], plain["actions"])
     parts = [_made(contract.Part, part) for part in plain["parts"]]
     spaces: contract.Spaces = _made(

@@ -139,7 +139,7 @@ def factors_of(name: str) -> tuple[str, str] | None:
 
 
 def first_values(name: str, shape: tuple[int, ...], seed: int) -> Tensor:
-    """Return the initial values of the LoRA factor `name`.
+    """Return the initial values of the LoRA factor `name`, a tensor with the shape `shape`.
 
     Factors B are zero, so that training starts from the unchanged model. Factors A are random; they depend on `seed`
     and `name` alone.

@@ -243,7 +243,9 @@ def _fingerprint(name: str, tensor: Tensor) -> str:
 
 
 def generator_of(seed: int, name: str) -> torch.Generator:
-    """Return the random generator for the initial values of the parameter `name`. It is equal on all ranks."""
+    """Return the random generator for the initial values of the parameter `name`. Equal arguments give equal generators
+    on all ranks.
+    """
     text = f"{seed} {name}"
     hashed = hashlib.sha256(text.encode()).digest()
     number = int.from_bytes(hashed[:8], "little", signed=True)

@@ -577,7 +577,10 @@ def recovery_of(
     saving: Saving,
     history: History,
 ) -> Recovery | None:
-    """Return the object that replaces lost workers; None if the first failure ends the run."""
+    """Return the object that replaces lost workers during the run; None if the first failure ends the run.
+
+    `groups`: component -> its workers. `saving`: knows the newest checkpoint. `history`: gets a record of each fault.
+    """
     config = job.config
     plan = job.plan
     if not (config.faults.restarts and cluster.restarts_workers):
@@ -629,8 +632,8 @@ def _report(
 ) -> None:
     """Write the measurements, the summary and the pictures of a run into its folder, and print the summary.
 
-    `ended`: the entries of the summary so far. `whole`: whether the run has reached its end; only then the measured
-    seconds are compared with the predicted seconds.
+    `ended`: the entries of the summary so far. `observed`: the measured calls of the iterations. `whole`: whether the
+    run has reached its end; only then the measured seconds are compared with the predicted seconds.
     """
     usage = loop.usage
     held = loop.memory.held

@@ -150,7 +150,7 @@ class WorkerArguments:
 class SimulatorArguments(WorkerArguments):
     """What every worker of a run with simulators is told: the value of `Worker.config`.
 
-    `spaces`: shapes of observations and actions. `routes`: which rows go from which rank to which.
+    `spaces`: shapes of observations and actions. `routes`: which rows (environments) go from which rank to which.
     """
 
     spaces: Spaces

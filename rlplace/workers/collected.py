@@ -116,8 +116,9 @@ class Collected:
     def add_result(self, owner: str, component: str, result: Any) -> None:
         """Add the named numbers in a method's result to the metrics.
 
-        If `result` is a mapping, its values that are numbers, Metrics or tensors of one number are added under their
-        names. Other values, and any other result, are ignored. `owner`: name of the worker in errors.
+        If `result` is a mapping, its values that are numbers, Metrics or tensors of one number are added under
+        `<component>/<name>`, or under a name that contains a `/` as it is. Other values, and any other result, are
+        ignored. `owner`: name of the worker in errors.
         """
         if not isinstance(result, Mapping):
             return

@@ -500,7 +500,7 @@ class CopyReceiver(WeightReceiver):
         return bucket
 
     def _take(self, message: Any, deadline_s: float) -> Push | None:
-        """Handle a message; return the push that the message completes, or None."""
+        """Handle a message of the channel or of a stream; return the push that the message completes, or None."""
         match message:
             case Complete():
                 if (

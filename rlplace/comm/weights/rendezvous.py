@@ -35,7 +35,7 @@ _LEAST_S = 0.001
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class StoreAddress:
-    """Address of the TCPStore at which all members of a sync meet."""
+    """Address of the TCPStore (torch's key-value server) at which all members of a sync meet."""
 
     host: str
     port: int

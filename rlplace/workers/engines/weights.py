@@ -267,7 +267,7 @@ def in_buckets(
 def _at(pages: mmap.mmap, dtype: str, shape: tuple[int, ...], first: int) -> Tensor:
     """Return a tensor whose data are the bytes of `pages` from byte `first` on. The tensor keeps `pages` mapped.
 
-    `dtype`: name of the dtype in torch.
+    `dtype`, `shape`: name of the torch dtype, and shape, of the tensor.
     """
     kind: torch.dtype = getattr(torch, dtype)
     if not math.prod(shape):

@@ -603,8 +603,9 @@ def make_device(
 ) -> Device:
     """Return the device of a worker: without accelerators, with emulated accelerators, or with GPUs.
 
-    `account`: account of the emulated accelerators; None if there are none. `index`: number of the worker's first GPU
-    among those that the process sees. `uuids`: planned UUIDs of the worker's GPUs, then those of the node's other GPUs.
+    `topology`: says which kind the accelerators are. `account`: account of the emulated accelerators; None if there are
+    none. `index`: number of the worker's first GPU among those that the process sees. `uuids`: planned UUIDs of the
+    worker's GPUs, then those of the node's other GPUs.
     """
     if not slot.accelerators:
         return Device()

@@ -848,7 +848,8 @@ class Ranks:
 class GroupBuilder:
     """A worker class with its config, from which `launch` starts a group.
 
-    `facts`: numbers of ranks and weight syncs of the job; None outside of a job.
+    `facts`: numbers of ranks and weight syncs of the job; None outside of a job. `kind`: class of the group that
+    `launch` returns.
     """
 
     worker: type[Worker]

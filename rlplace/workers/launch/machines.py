@@ -236,8 +236,9 @@ def count_topology(
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Gpu:
-    """One GPU of this machine. `product`: product name. An unknown text is empty, and an unknown number of
-    bytes is 0.
+    """One GPU of this machine.
+
+    `product`: product name. `memory_bytes`: all memory of the GPU. An unknown text is empty, and an unknown size is 0.
     """
 
     uuid: str = ""

@@ -26,7 +26,8 @@ BUNDLE_CPUS = 0.01  # of a node's reservation without GPUs; the actors in it ask
 class Machine:
     """A living node of the Ray cluster.
 
-    `id`: Ray's id of the node. `total`: resource name -> amount on this node, used or not.
+    `id`: Ray's id of the node. `address`: IP address of the node. `total`: resource name -> amount on this node, both
+    used and free.
     """
 
     id: str

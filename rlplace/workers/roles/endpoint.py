@@ -30,7 +30,7 @@ def endpoint_problems(block: RewardConfig, key: str) -> Iterator[Problem]:
 
 
 def _malformed(case: Endpoint) -> Iterator[Found]:
-    """Yield the address if it is not a valid HTTP or HTTPS address."""
+    """Yield a finding with the endpoint's address if it is not a valid HTTP or HTTPS address."""
     url = case.block.url
     try:
         parts = urllib.parse.urlsplit(str(url))
@@ -46,7 +46,9 @@ def _malformed(case: Endpoint) -> Iterator[Found]:
 
 
 def _missing_variable(case: Endpoint) -> Iterator[Found]:
-    """Yield the name of the environment variable that should hold the token, if it is unset or empty."""
+    """Yield a finding with the name of the environment variable that should hold the access token, if it is unset or
+    empty.
+    """
     name = case.block.api_key_env
     if name is not None and not os.environ.get(name):
         yield Found(key=f"{case.key}.api_key_env", got=name, facts={"variable": name})

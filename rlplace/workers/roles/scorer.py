@@ -172,7 +172,8 @@ class Scoring:
 class ModelInput(NamedTuple):
     """One sample as the input of a scoring model.
 
-    `tokens`: in the model's own vocabulary, [L']. `mask`: true at the tokens to score, [L'].
+    `group`, `sample`: numbers of the group and of the sample in it. `tokens`: L tokens in the model's own vocabulary.
+    `mask`: true at the tokens to score, [L]. `images`: image files of the prompt.
     """
 
     group: int

@@ -306,8 +306,10 @@ _Sampled = tuple[Tensor, Tensor, Tensor, Tensor]
 class _Accumulated:
     """An optimizer step in progress: counts and metrics of the samples whose gradients were added up so far.
 
-    `partial`: metric -> sum over this rank's tokens, divided by the largest number of tokens or samples that the step
-    can have, because the real number is not known yet.
+    `samples`, `tokens`, `responses`: counts of samples, tokens and response tokens over all ranks. `lost`: sum of
+    imbalance times tokens over the passes. `partial`: metric -> sum over this rank's tokens, divided by the largest
+    number of tokens or samples that the step can have, because the real number is not known yet. `sampled`:
+    log-probabilities of the micro-batches by trainer and engine, for `_mismatch`.
     """
 
     # Counts over all ranks
@@ -470,8 +472,9 @@ class ActorLearner(LmLearner):
     def _mismatch(self, sampled: Sequence[_Sampled], iteration: int) -> Metrics:
         """Return metrics of the difference between the engine's and the trainer's log-probabilities of the same tokens.
 
-        `iteration`: equal to the version of the policy that learns. Only tokens that this version has sampled are
-        compared.
+        `sampled`: for each micro-batch, log-probabilities by trainer and engine, policy versions, and whether weights
+        were cut. `iteration`: equal to the version of the policy that learns. Only tokens that this version has sampled
+        are compared.
         """
         by_trainer, by_engine, versions, cut = (
             torch.cat(parts) for parts in zip(*sampled, strict=True)

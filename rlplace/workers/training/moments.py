@@ -219,7 +219,9 @@ class _Packed:
 
     @classmethod
     def zeros(cls, like: Tensor, *, signed: bool) -> _Packed:
-        """Return packed zeros on the device of `like`, with as many blocks as the elements of `like` need."""
+        """Return packed zeros on the device of `like`, with as many blocks as the elements of `like` need. `signed`:
+        whether negative numbers can be stored.
+        """
         blocks = -(-like.numel() // MOMENT_BLOCK)
         codes = torch.zeros(blocks, MOMENT_BLOCK, dtype=torch.uint8, device=like.device)
         scales = codes.new_zeros(blocks, 1, dtype=torch.float32)

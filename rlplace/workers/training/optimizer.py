@@ -133,6 +133,7 @@ class MovingAverage:
         """Start the averages with the present weights.
 
         `shards`: the trained parameters, which must be on the accelerator now, and which the model never replaces.
+        `decay`: weight of the old average in each update.
         """
         self._shards = tuple(shards)
         self._decay = decay

@@ -46,7 +46,8 @@ SCORES_TIMEOUT_S = 60.0
 class Lengths:
     """The lengths of all S samples of an iteration, which every rank knows.
 
-    `sizes`: tokens of each sample, and the prefixes that samples share.
+    `sizes`: tokens of each sample, and the prefixes that samples share. `responses`: number of tokens of each sample
+    that the policy has sampled.
     """
 
     sizes: SampleSizes

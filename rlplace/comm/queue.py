@@ -466,7 +466,7 @@ class QueueMachine:
     def _leave(self, waiter: int, now: float) -> None:
         """Remove a waiter that was not served from its line of waiters.
 
-        Wake the next waiters, for which the credit or the items may now be enough.
+        Wake the next waiters, for which the free room or the items may now be enough.
         """
         line = self.words[waiter + t.W_LINE]
         self._remove(waiter, now)

@@ -84,9 +84,9 @@ class Packed:
         """Return `sequences`, packed. Without sequences, the result has one token, which is not scored.
 
         `masks`: for each sequence, true at the tokens to score. `alike`: for each sequence, (number of its group,
-        length of the common beginning): neighbouring sequences of the same group begin with so many equal tokens. None
-        of these tokens is scored, and all image tokens are among these tokens. An empty `alike`: no tokens are shared.
-        `images`: the image files of each sequence; empty: no images.
+        length of the common beginning): neighbouring sequences of the same group begin with that many equal tokens.
+        None of these tokens is scored, and all image tokens are among these tokens. An empty `alike`: no tokens are
+        shared. `images`: the image files of each sequence; empty: no images.
         """
         # One entry for each segment, and for each piece of scored tokens
         pieces = list[NDArray[Any]]()

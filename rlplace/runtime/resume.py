@@ -199,9 +199,9 @@ def resumed(job: Prepared) -> Resumed | None:
 class _Rules:
     """Patterns of config keys, sorted by the effect that a change of the key has on a resumed run.
 
-    `safe`: the numbers of the run stay the same. `safe_if_set`: they stay the same if both configs have a value.
-    `shapes`: the saved state cannot be loaded. `shapes_if_unset`: it cannot be loaded if one of the configs has no
-    value. `experiment`: the run becomes another experiment. `task`: the run trains on another task.
+    `safe`: the run has the same results as without the change. `safe_if_set`: it has the same results if both configs
+    have a value. `shapes`: the saved state cannot be loaded. `shapes_if_unset`: it cannot be loaded if one of the
+    configs has no value. `experiment`: the run becomes another experiment. `task`: the run trains on another task.
     """
 
     safe: Sequence[str]
@@ -286,7 +286,7 @@ def _is(key: str, patterns: Sequence[str]) -> bool:
 
 
 def _safe(rules: _Rules, key: str, old: object, new: object) -> bool:
-    """Return whether all numbers of the run stay the same after a change of the value of `key` from `old` to `new`.
+    """Return whether the results of the run stay the same after a change of the value of `key` from `old` to `new`.
 
     `rules`: patterns of keys, by the effect of their changes.
     """

@@ -108,7 +108,7 @@ class WorkerArguments:
 
     @property
     def scorers(self) -> tuple[str, ...]:
-        """Names of the components that score samples: critic, reference and rewards, as far as the job has them."""
+        """Names of the components that score samples: those of critic, reference and rewards that the job has."""
         return tuple(c for c in self.ranks if role_of(c) in SCORERS)
 
     @property

@@ -342,7 +342,7 @@ class ChannelServer:
         request: Request,
         frames: Sequence[zmq.Frame],
     ) -> None:
-        """Handle one message of a client. `client`: name of the client. `frames`: data that followed the envelope."""
+        """Handle one message of a client. `client`: name of the client. `frames`: data that followed the request."""
         session = self._sessions.get(client)
         if request.method == "hello":
             welcomed, wanted = request.arguments
@@ -440,7 +440,7 @@ class ChannelServer:
         request: Request,
         frames: Sequence[zmq.Frame],
     ) -> Answer:
-        """Perform a request and return the envelope and the frames of its answer.
+        """Perform a request and return its answer: the envelope (first frame), and the frames with data.
 
         Taken items and granted credit (reserved room) stay in `session.held` until the client confirms the items or
         sends the item for the room. `frames`: data of the request.

@@ -78,7 +78,7 @@ def enclose(
     items: Iterable[codec.Packed],
     frame_bytes: int,
 ) -> tuple[tuple[Mark, ...], list[Frame]]:
-    """Return the marks of packed items for the envelope, and the frames that follow the envelope.
+    """Return the marks of packed items for the envelope (first frame) of a message, and the frames that follow it.
 
     The mark of a small item is the item itself. The mark of a large item is the lengths of its pieces, which are sent
     in the frames. `frame_bytes`: the most bytes of a frame. The frames share memory with the items' arrays.
@@ -280,7 +280,7 @@ def has_message(socket: zmq.Socket) -> bool:
 
 
 def receive(socket: zmq.Socket) -> tuple[bytes, Sequence[zmq.Frame]]:
-    """Return the envelope and the frames of the next message, without waiting.
+    """Return the envelope (first frame) and the further frames of the next message, without waiting.
 
     Raise zmq.Again if there is no message.
     """

@@ -81,10 +81,10 @@ def segment_bytes(size_bytes: int) -> int:
 
 
 class Arena:
-    """An arena of segments in one file, as this process sees it. Thread-safe.
+    """An arena of segments (pieces of memory) in one file, as this process sees it. Thread-safe.
 
-    The address of a segment is its first byte in the file. Methods ignore the last bit of an address, which the caller
-    may use for its own purposes.
+    Each segment in use has a holder, the process or the channel that has to free it. The address of a segment is its
+    first byte in the file. Methods ignore the last bit of an address, which the caller may use for its own purposes.
     """
 
     def __init__(self, folder: Path) -> None:

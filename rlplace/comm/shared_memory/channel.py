@@ -50,7 +50,7 @@ class ItemStore:
         """Use the memory of a channel's file.
 
         `table`: state of the channel. `mapped`: the mapped file. `arenas`: segments of large items. `channel`: number
-        of the channel as holder of segments.
+        by which the arenas know this channel as a holder of segments.
         """
         self._words = table.words
         self._mapped = mapped

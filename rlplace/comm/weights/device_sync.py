@@ -513,7 +513,7 @@ class DeviceEnd(WeightReceiver):
 class DeviceReceiver(DeviceEnd):
     """Receiver of device syncs at a target rank with one accelerator.
 
-    The accelerator gets a whole copy of the weights, beside the weights in use.
+    The accelerator gets a whole copy of the weights, in addition to the weights in use.
     """
 
     def _receive(self, version: int, deadline_s: float) -> ReceivedWeights:

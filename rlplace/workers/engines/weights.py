@@ -54,7 +54,7 @@ class KeptWeights:
     All ranks of a node share the memory of the kept version.
 
     `keeps`: whether incomplete versions will come; if False, nothing is kept. `scale`: scale of LoRA factors that are
-    sent beside the weights; None: no such factors are sent.
+    sent together with the weights; None: no such factors are sent.
     """
 
     def __init__(self, owner: str, *, keeps: bool, scale: float | None = None) -> None:

@@ -309,8 +309,8 @@ class PolicyLearner:
     ) -> tuple[list[Numbers], bool]:
         """Make the optimizer steps on the minibatches of all epochs. A collective.
 
-        Return the numbers of each evaluated minibatch, and whether the KL ended the iteration early. It does so if the
-        KL of a minibatch is above `target_kl`; this minibatch is evaluated, but its step is not made.
+        Return the metrics (name -> mean) of each evaluated minibatch, and whether the KL ended the iteration early. It
+        does so if the KL of a minibatch is above `target_kl`; this minibatch is evaluated, but its step is not made.
 
         `sequences`: for a policy with memory, else None. `sound`: which samples of all ranks are learned from, [T * all
         rows] bool on the host; None: all. `lr`: learning rate. `watch`: measures the seconds of each part of the work.

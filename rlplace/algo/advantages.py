@@ -34,8 +34,8 @@ def gae(
     """Return advantages and returns by GAE, both [T, B], for T steps of B rows. Episodes may end within the steps.
 
     `rewards`, `values`, `terminated`, `truncated`: [T, B]. `last_values`: [B], values of the observations after the
-    last step. `final_values`: [K], for each truncated step the value of the episode's last observation, in the order of
-    `argwhere(truncated)`. `gamma`: the discount. `gae_lambda`: lambda of GAE.
+    last step. `final_values`: [K], for each of K truncated steps the value of the episode's last observation, in the
+    order of `argwhere(truncated)`. `gamma`: the discount. `gae_lambda`: lambda of GAE.
 
     A terminated step has no successor, so the value after it is 0. After a truncated step, the value is that of the
     episode's last observation (Pardo et al. 2018, arXiv:1712.00378). In both cases the sum over later steps stops.
@@ -58,7 +58,7 @@ def token_gae(
 ) -> tuple[Tensor, Tensor]:
     """Return advantages and returns by GAE, both [N], for N response tokens, sample after sample.
 
-    `rewards`, `values`: [N]. `lengths`: [S], number of response tokens of each sample. `gamma`: the discount.
+    `rewards`, `values`: [N]. `lengths`: [S], number of response tokens of each of S samples. `gamma`: the discount.
     `gae_lambda`: lambda of GAE. The value after a sample's last token is 0, also if the answer was cut by a length
     limit, because the score is for the answer as it is.
 
@@ -92,11 +92,12 @@ def token_gae(
 def token_rewards(
     scores: Tensor, lengths: Tensor, kl: Tensor | None = None, kl_coef: float = 0.0
 ) -> Tensor:
-    """Return [N] rewards: -kl_coef * kl at each response token, plus the sample's score at its last response token.
+    """Return the rewards of N response tokens, [N]: -kl_coef * kl at each token, plus the sample's score at its last
+    response token.
 
     Stiennon et al. 2020 (arXiv:2009.01325): R = r - beta * log(pi / rho), with each token's KL at that token.
 
-    `scores`: [S], one for each sample; a sample without response tokens gets no reward. `lengths`: [S], number of
+    `scores`: [S], one for each of S samples; a sample without response tokens gets no reward. `lengths`: [S], number of
     response tokens of each sample. `kl`: [N], an estimate for each token by the unbiased estimators k1 or k3 of
     `algo.kl`; None: no KL.
     """
@@ -158,20 +159,22 @@ class Outcomes(NamedTuple):
         )
 
     def over_group(self, values: Tensor) -> Tensor:
-        """Return [S] float64: for each sample the sum of `values` over the samples of its group. `values`: [S]."""
+        """Return [S] float64: for each of the S samples the sum of `values` over the samples of its group. `values`:
+        [S].
+        """
         sums = self._per_group().index_add(0, self.groups, values)
         return sums[self.groups]
 
     def group_sizes(self) -> Tensor:
-        """Return [S] float64: for each sample the number of samples in its group."""
+        """Return [S] float64: for each of the S samples the number of samples in its group."""
         return self.over_group(torch.ones_like(self.rewards))
 
     def mixed(self) -> Tensor:
-        """Return [S] bool: for each sample whether its group has samples with different rewards."""
+        """Return [S] bool: for each of the S samples whether its group has samples with different rewards."""
         return (self._end("amax") > self._end("amin"))[self.groups]
 
     def _end(self, end: str) -> Tensor:
-        """Return [G]: the highest or the lowest reward of each group.
+        """Return the highest or the lowest reward of each of the G groups, [G].
 
         `end`: `amax` for the highest, `amin` for the lowest.
         """
@@ -180,7 +183,7 @@ class Outcomes(NamedTuple):
         )
 
     def _per_group(self) -> Tensor:
-        """Return a new tensor of zeros, [G] float64, with one element for each group."""
+        """Return a new tensor of zeros, [G] float64, with one element for each of the G groups."""
         groups = 0
         if len(self.groups):
             groups = int(self.groups.max()) + 1
@@ -196,7 +199,8 @@ def carries_signal(rewards: Sequence[float]) -> bool:
 
 
 def grpo(outcomes: Outcomes) -> Tensor:
-    """Return the advantages [S]: (r - mean) / std, for a sample with reward r, and mean and std of its group's rewards.
+    """Return the advantages of all S samples, [S]: (r - mean) / std, for a sample with reward r, and mean and std of
+    its group's rewards.
 
     The method is that of Shao et al. 2024 (arXiv:2402.03300, section 4.1.2). The paper does not say which deviation std
     is. Here it is the sample deviation (division by n - 1), as in common implementations. If all rewards of a group are
@@ -209,7 +213,8 @@ def grpo(outcomes: Outcomes) -> Tensor:
 
 
 def dr_grpo(outcomes: Outcomes) -> Tensor:
-    """Return the advantages [S]: r - mean, for a sample with reward r, and the mean of its group's rewards.
+    """Return the advantages of all S samples, [S]: r - mean, for a sample with reward r, and the mean of its group's
+    rewards.
 
     This is Dr. GRPO, Liu et al. 2025 (arXiv:2503.20783), section 3.2. Unlike GRPO, it does not divide by the deviation,
     which would give the most weight to very easy and very hard prompts. The other part of the method is the loss that
@@ -221,7 +226,7 @@ def dr_grpo(outcomes: Outcomes) -> Tensor:
 
 
 def rloo(outcomes: Outcomes) -> Tensor:
-    """Return the advantages [S]: the sample's reward minus the mean reward of all other samples of its group.
+    """Return the advantages of all S samples, [S]: reward minus the mean reward of all other samples of the group.
 
     In a group of one sample, the advantage is 0. Ahmadian et al. 2024 (arXiv:2402.14740), the RLOO estimator: r - (sum
     - r) / (n - 1) = (r - mean) * n / (n - 1).
@@ -231,7 +236,8 @@ def rloo(outcomes: Outcomes) -> Tensor:
 
 
 def reinforce_pp(outcomes: Outcomes) -> Tensor:
-    """Return the advantages [S]: rewards normalised by mean and deviation over all response tokens of the iteration.
+    """Return the advantages of all S samples, [S]: rewards normalised by mean and deviation over all response tokens of
+    the iteration.
 
     Hu et al. 2025 (arXiv:2501.03262), global advantage normalisation: each token counts once, so long answers have more
     weight in mean and deviation. Groups are not used. If the KL from a reference is part of the reward, each token gets
@@ -242,7 +248,8 @@ def reinforce_pp(outcomes: Outcomes) -> Tensor:
 
 
 def reinforce_pp_baseline(outcomes: Outcomes) -> Tensor:
-    """Return the advantages [S]: rewards minus the mean reward of the group, normalised over all response tokens.
+    """Return the advantages of all S samples, [S]: rewards minus the mean reward of the group, normalised over all
+    response tokens.
 
     This is a variant of `reinforce_pp`, from the same paper (Hu et al. 2025, arXiv:2501.03262).
     """
@@ -250,9 +257,10 @@ def reinforce_pp_baseline(outcomes: Outcomes) -> Tensor:
 
 
 def _over_tokens(values: Tensor, lengths: Tensor) -> Tensor:
-    """Return [S]: `values` normalised to mean 0 and deviation 1, where each value is weighted by its sample's tokens.
+    """Return `values` [S], one for each of S samples, normalised to mean 0 and deviation 1, where each value is
+    weighted by its sample's tokens.
 
-    `values`: [S]. `lengths`: [S], number of response tokens of each sample; a sample without tokens gets 0.
+    `lengths`: [S], number of response tokens of each sample; a sample without tokens gets 0.
     """
     share = lengths.double() / lengths.sum().clamp(min=1)
     mean = (share * values).sum()

@@ -98,7 +98,7 @@ def importance_weights(
     lengths: Tensor,
     correction: Correction,
 ) -> Corrected:
-    """Return the importance weight p_trainer / p_engine of each token, within the bounds of `correction`.
+    """Return the importance weight p_trainer / p_engine of each of N tokens, within the bounds of `correction`.
 
     With only an upper bound, this is truncated importance sampling (TIS): min(p_trainer / p_engine, cap). The weights
     carry no gradient. The loss multiplies the clipped surrogate by the weight; the ratio inside the surrogate is then

@@ -33,7 +33,8 @@ class Clip(NamedTuple):
 
 
 def clipped_surrogate(log_ratio: Tensor, advantages: Tensor, clip: Clip) -> Tensor:
-    """Return [N] policy losses: max(-r * A, -clip(r, 1 - low, 1 + high) * A), and at most -dual * A where A < 0.
+    """Return the policy losses of N tokens, [N]: max(-r * A, -clip(r, 1 - low, 1 + high) * A), and at most -dual * A
+    where A < 0.
 
     `log_ratio`: [N], log r, for r = new / old probability. `advantages`: [N], A. `clip`: has low, high and dual.
     Schulman et al. 2017 (arXiv:1707.06347); different bounds low and high: Yu et al. 2025 (DAPO, arXiv:2503.14476),
@@ -52,7 +53,8 @@ def clipped_surrogate(log_ratio: Tensor, advantages: Tensor, clip: Clip) -> Tens
 def cispo(
     log_ratio: Tensor, logprobs: Tensor, advantages: Tensor, clip: Clip
 ) -> Tensor:
-    """Return [N] policy losses: -clip(r, 1 - low, 1 + high) * A * log p, where no gradient flows through the clipped r.
+    """Return the policy losses of N tokens, [N]: -clip(r, 1 - low, 1 + high) * A * log p, where no gradient flows
+    through the clipped r.
 
     `log_ratio`: [N], log r, for r = new / old probability. `logprobs`: [N], log p. `advantages`: [N], A. Each token
     keeps a gradient; only its weight is clipped (MiniMax-M1, arXiv:2506.13585, equations 4 and 5; ScaleRL,
@@ -63,7 +65,8 @@ def cispo(
 
 
 def _outside(log_ratio: Tensor, clip: Clip) -> tuple[Tensor, Tensor]:
-    """Return two [N] bool: whether a token's ratio is below the lower bound, and whether it is above the upper bound.
+    """Return two bool tensors [N], for N tokens: whether a token's ratio is below the lower bound, and whether it is
+    above the upper bound.
 
     `log_ratio`: [N], log of the ratio. `clip`: the bounds.
     """
@@ -74,7 +77,7 @@ def _outside(log_ratio: Tensor, clip: Clip) -> tuple[Tensor, Tensor]:
 def _without_slope(
     log_ratio: Tensor, advantages: Tensor, clip: Clip
 ) -> tuple[Tensor, Tensor]:
-    """Return two [N] bool, which together are the tokens without a gradient in `clipped_surrogate`.
+    """Return two bool tensors [N]; together they mark which of N tokens have no gradient in `clipped_surrogate`.
 
     First: tokens with A < 0 and a ratio below the lower bound. Second: tokens with A > 0 and a ratio above the upper
     bound, and tokens with A < 0 and a ratio above the dual bound. `log_ratio`: [N], log of the ratio. `advantages`:
@@ -92,7 +95,7 @@ def _without_slope(
 def value_loss(
     values: Tensor, old_values: Tensor, returns: Tensor, value_clip: float | None
 ) -> Tensor:
-    """Return [N] value losses: half the squared error of the value.
+    """Return the losses of N values, [N]: half the squared error of each value.
 
     With `value_clip`: half the larger one of this squared error and the squared error of the clipped value.
 
@@ -110,7 +113,8 @@ def value_loss(
 def is_value_clipped(
     values: Tensor, old_values: Tensor, returns: Tensor, value_clip: float | None
 ) -> Tensor:
-    """Return [N]: 1.0 where `value_loss` uses the error of the clipped value, so that there is no gradient; else 0.0.
+    """Return a tensor [N], for N values: 1.0 where `value_loss` uses the error of the clipped value, so that there is
+    no gradient; else 0.0.
 
     `values`, `old_values`, `returns`: [N], as given to `value_loss`. `value_clip`: greatest difference of the clipped
     value from the old value; None: no clip.
@@ -124,7 +128,7 @@ def is_value_clipped(
 def _clipped_error(
     values: Tensor, old_values: Tensor, returns: Tensor, value_clip: float
 ) -> Tensor:
-    """Return [N]: the squared error of the values, after they are clipped to within `value_clip` of the old values.
+    """Return the squared errors of N values, [N], after they are clipped to within `value_clip` of the old values.
 
     `values`, `old_values`, `returns`: [N].
     """
@@ -249,7 +253,7 @@ class Totals(NamedTuple):
 
 
 def sequence_ratio(log_ratio: Tensor, lengths: Tensor) -> Tensor:
-    """Return [N]: for each token, the mean of `log_ratio` over the token's sequence.
+    """Return for each of N tokens the mean of `log_ratio` over the token's sequence, [N].
 
     `log_ratio`: [N]. `lengths`: [s], number of response tokens of each of s sequences. The mean is the logarithm of the
     length-normalised sequence ratio of Zheng et al. 2025 (GSPO, arXiv:2507.18071), section 4.1: s = (p_new(y) /
@@ -262,7 +266,7 @@ def sequence_ratio(log_ratio: Tensor, lengths: Tensor) -> Tensor:
 
 
 def token_weights(mean: str, lengths: Tensor, totals: Totals) -> Tensor:
-    """Return [N]: the weight of each response token in the loss of an optimizer step.
+    """Return the weight of each of N response tokens in the loss of an optimizer step, [N].
 
     `lengths`: [s] int64, number of response tokens of each of s sequences, possibly 0. `totals`: sizes of the step.
     `mean`: how tokens are averaged:
@@ -299,10 +303,11 @@ class LmTerms(NamedTuple):
     clipped_high: Tensor
 
     def loss(self, weights: Tensor, entropy_coef: float = 0.0) -> Tensor:
-        """Return []: this micro-batch's part of the loss of an optimizer step. It has a gradient even without tokens.
+        """Return a scalar: this micro-batch's part of the loss of an optimizer step. It has a gradient even without
+        tokens.
 
-        `weights`: [N], the result of `token_weights`. `entropy_coef`: weight of the entropy; more entropy means less
-        loss.
+        `weights`: the result of `token_weights`, one for each token. `entropy_coef`: weight of the entropy; more
+        entropy means less loss.
         """
         each = self.policy_loss
         if entropy_coef != 0.0:  # a zero gradient is not worth its cost
@@ -322,7 +327,7 @@ def lm_terms(
     surrogate: str = "clip",
     importance: Tensor | None = None,
 ) -> LmTerms:
-    """Return the loss and metrics at each token. All tensors are [N], except `lengths` [s].
+    """Return the loss and metrics at each of N response tokens. All tensors are [N], except `lengths` [s].
 
     `logprobs`, `entropies`: of the present policy; only these carry a gradient. `old_logprobs`: of the policy before
     the first step on these tokens. `advantages`: of each token. `lengths`: number of response tokens of each of s

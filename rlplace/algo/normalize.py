@@ -44,9 +44,9 @@ def no_moments(
 def shifted_sums(samples: Tensor, shift: Tensor) -> Tensor:
     """Return [1 + 2 * size] float64: count, sum and sum of squares of `samples - shift`. Sums of parts can be added up.
 
-    `samples`: [N, *S]. `shift`: [*S], equal on all ranks. `size` is the number of elements of one sample. The shift
-    should be near the mean, like the running mean; otherwise the sum of squares loses precision by cancellation (Chan,
-    Golub, LeVeque 1983, "Algorithms for computing the sample variance").
+    `samples`: N samples of shape S, [N, *S]. `shift`: [*S], equal on all ranks. `size` is the number of elements of one
+    sample. The shift should be near the mean, like the running mean; otherwise the sum of squares loses precision by
+    cancellation (Chan, Golub, LeVeque 1983, "Algorithms for computing the sample variance").
     """
     centred = (samples.double() - shift).reshape(len(samples), shift.numel())
     number = float(len(samples))
@@ -77,7 +77,7 @@ def merge(running: Moments, sums: Tensor) -> Moments:
 
 
 def moments_of(values: Tensor) -> Moments:
-    """Return the moments of all elements of the tensor `values` [N].
+    """Return the moments of all elements of `values`, a tensor of one dimension.
 
     To get the moments of values on several ranks, sum their `shifted_sums` over the ranks and `merge` the result.
     """
@@ -88,9 +88,9 @@ def moments_of(values: Tensor) -> Moments:
 def normalized(
     values: Tensor, moments: Moments, least_deviation: float = LEAST_DEVIATION
 ) -> Tensor:
-    """Return [N]: `values` minus the mean, divided by the deviation.
+    """Return N `values` [N] minus the mean in `moments`, divided by the standard deviation in `moments`.
 
-    `values`: [N]. `moments`: scalar moments of the values on all ranks. `least_deviation`: added to the deviation.
+    `moments`: scalar moments of the values on all ranks. `least_deviation`: added to the deviation.
     """
     deviation = moments.var.sqrt() + least_deviation
     return ((values - moments.mean) / deviation).to(values.dtype)

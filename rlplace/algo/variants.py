@@ -118,21 +118,21 @@ class Variant:
         return advantages.to(dtype), returns.to(dtype)
 
     def advantages(self, outcomes: Any) -> Tensor:
-        """Return [S]: the user's advantage of each sample. `outcomes`: the `Outcomes` of an iteration."""
+        """Return the user's advantage of each of the S samples, [S]. `outcomes`: the `Outcomes` of an iteration."""
         found = self._call("advantages", outcomes)
         return self._shaped("advantages", found, tuple(outcomes.rewards.shape))
 
     def policy_loss(
         self, logprobs: Tensor, samples: StepSamples | TokenSamples
     ) -> Tensor:
-        """Return [N]: the user's policy loss of each sample, with a gradient with respect to `logprobs`.
+        """Return the user's policy loss of each of N samples, [N], with a gradient with respect to `logprobs`.
 
         `logprobs`: [N], of the present policy. `samples`: the N samples or tokens as they were drawn.
         """
         return self._loss("policy_loss", logprobs, samples)
 
     def value_loss(self, values: Tensor, old_values: Tensor, returns: Tensor) -> Tensor:
-        """Return [N]: the user's value loss of each sample, with a gradient with respect to `values`.
+        """Return the user's value loss of each of N samples, [N], with a gradient with respect to `values`.
 
         `values`, `old_values`, `returns`: [N]; the old values are from the policy that sampled.
         """
@@ -176,8 +176,8 @@ class Variant:
     def _loss(self, method: str, trained: Tensor, *given: Any) -> Tensor:
         """Return the result of the user's loss method `method`. Raises ConfigError if it has no gradient.
 
-        `trained`: [N], first argument of the method; the loss must have a gradient with respect to it. `given`: further
-        arguments of the method.
+        `trained`: tensor of one dimension, first argument of the method; the loss must have a gradient with respect to
+        it. `given`: further arguments of the method.
         """
         returned = self._call(method, trained, *given)
         loss = self._shaped(method, returned, tuple(trained.shape))

@@ -297,7 +297,7 @@ class CausalLm(PackedLm):
 
 
 class ValuedScores(NamedTuple):
-    """Scores of given tokens, and values of the states before these tokens; [N] float32 each."""
+    """Scores of N given tokens, and values of the states before these tokens; [N] float32 each."""
 
     logprobs: Tensor
     entropies: Tensor

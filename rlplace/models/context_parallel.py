@@ -37,7 +37,7 @@ class ContextParallel:
         return tokens.view(self.size, -1)[self.group.rank()]
 
     def own(self, places: Tensor, each: int) -> tuple[Tensor, Tensor]:
-        """Return which of the tokens at `places` this rank has, as two tensors of indices [n].
+        """Return which of the N tokens at `places` this rank has (n of them), as two tensors of indices [n].
 
         The first has their indices among this rank's tokens, the second their indices in `places`. `places` [N]:
         indices among the tokens of all ranks. `each`: the number of tokens of a rank.

@@ -158,8 +158,8 @@ def first_values(name: str, shape: tuple[int, ...], seed: int) -> Tensor:
 class Factors:
     """The LoRA factors of one weight, on one device.
 
-    `a` [r, I], `b` [O, r]: the factors A and B of a weight [O, I], with rank r; `b` may have only the rows that a rank
-    has. `scale`: alpha / rank, by which their product is multiplied.
+    `a` [r, I], `b` [O, r]: the factors A and B, of rank r, of a weight with O rows and I columns; `b` may have only the
+    rows that a rank has. `scale`: alpha / rank, by which their product is multiplied.
     """
 
     a: Tensor  # [r, I]

@@ -168,7 +168,7 @@ class ActorCritic(nn.Module):
     def prepared(self, observations: Tensor) -> Tensor:
         """Return observations in the form that `Passes.forward` takes: normalised, if this policy normalises.
 
-        `observations`: [N, *shape of an observation].
+        `observations`: N observations, [N, *shape of an observation].
         """
         if self.normalizer is None:
             return observations
@@ -231,8 +231,8 @@ def output_of(
 ) -> PolicyOutput:
     """Return the distributions of actions and the values that a network's outputs describe.
 
-    `outputs`: [N, K], for N observations. `values`: [N]. `log_std` [K]: log of the standard deviations; needed for
-    continuous actions only.
+    `outputs`: K numbers for each of N observations, [N, K]. `values`: [N]. `log_std` [K]: log of the standard
+    deviations; needed for continuous actions only.
     """
     if isinstance(actions, DiscreteActions):
         return DiscreteOutput(outputs, values)
@@ -309,8 +309,8 @@ def logprob(output: PolicyOutput, actions: Tensor) -> Tensor:
 def choice_logprobs(logits: Tensor, actions: MultiDiscreteActions) -> Tensor:
     """Return the log-probability of every option of every choice, in the shape of `logits`.
 
-    `logits` [N, all options]: options of the first choice, then of the second choice, and so on. Probabilities of the
-    options of one choice sum to 1.
+    `logits` [observations, all options]: options of the first choice, then of the second choice, and so on.
+    Probabilities of the options of one choice sum to 1.
     """
     normalised = []
     for part in logits.split(actions.n, dim=-1):

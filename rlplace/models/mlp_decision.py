@@ -83,7 +83,7 @@ class MlpDecisions:
         return actions.view(noise.shape), logprobs, values
 
     def _through(self, layers: list[tuple[Tensor, Tensor]], rows: Tensor) -> Tensor:
-        """Return the outputs [N, K] of one MLP for N rows of numbers.
+        """Return the K outputs of one MLP for each of N rows of numbers, [N, K].
 
         `layers`: (transposed weight, bias) of each linear layer.
         """

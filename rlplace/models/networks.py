@@ -64,9 +64,9 @@ class Sequences(NamedTuple):
     """Sequences of M environments, for training a policy with memory: b steps of burn-in, then L steps to learn from.
 
     The burn-in brings the memory up to date with the present weights. `observations`: [b + L, M, numbers of an
-    observation]. `begins`: [b + L, M], true where an episode begins with the step. `memory`: [M, S], before the first
-    step. `alone`: [M], true where no earlier step exists, so that the burn-in is not used. `burn_in`: b. `learned`:
-    indices of the steps to learn from among the L * M steps; None: all.
+    observation]. `begins`: [b + L, M], true where an episode begins with the step. `memory`: [M, size of a memory],
+    before the first step. `alone`: [M], true where no earlier step exists, so that the burn-in is not used. `burn_in`:
+    b. `learned`: indices of the steps to learn from among the L * M steps; None: all.
     """
 
     observations: Tensor  # [b + L, M, row]
@@ -189,7 +189,7 @@ class NetworkPolicy(nn.Module):
         return self._floats(observations)[:, : self.remembered]
 
     def _floats(self, observations: Tensor) -> Tensor:
-        """Return all float32 numbers of the rows, [N, numbers]: the memory, then the simulator's numbers."""
+        """Return all float32 numbers of N rows, [N, numbers]: the memory, then the simulator's numbers."""
         rows = self._rows(observations)
         count = self._spaces.numbers
         if rows.dtype == torch.float32:
@@ -292,8 +292,8 @@ class NetworkPass:
     def _call(self, observations: Tensor, *memory: Tensor) -> tuple[Tensor, ...]:
         """Call the network with the flat weights, in their dtype, and return what it returns.
 
-        `observations`: [N, *shape of an observation]. `memory`: the memory and, for sequences, the mask of steps with
-        which episodes begin; no arguments for a policy without memory.
+        `observations`: N observations, [N, *shape of an observation]. `memory`: the memory and, for sequences, the mask
+        of steps with which episodes begin; no arguments for a policy without memory.
         """
         dtype = next(iter(self._leaves.values())).dtype
         given = (self._policy.inputs(observations, dtype), *memory)
@@ -325,10 +325,11 @@ class NetworkPass:
 
 
 class ImageEncoder(nn.Module):
-    """A network that computes features [N, F] of N observations with images.
+    """A network that computes F features [N, F] of N observations with images.
 
-    Each image goes through convolutions, and all numbers go through one layer; the results are joined and go through
-    more layers. An image is [H, W], [H, W, C] or [C, H, W], or a stack of images in time, whose frames become channels.
+    Each image goes through convolutions, and all other numbers of an observation go through one layer; the results are
+    joined and go through more layers. An image of height H and width W with C channels is [H, W], [H, W, C] or [C, H,
+    W], or a stack of images in time, whose frames become channels.
     """
 
     def __init__(self, spaces: Spaces, config: CnnConfig) -> None:
@@ -435,7 +436,7 @@ def scaled_pixels(images: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def as_channels_first(images: Tensor) -> Tensor:
-    """Return N images as [N, C, H, W].
+    """Return N images as [N, C, H, W], with C channels, height H and width W.
 
     Takes [N, H, W], [N, H, W, C], [N, C, H, W], or a stack of T frames [N, T, H, W, C], whose T * C channels are
     joined.
@@ -463,10 +464,11 @@ class _Residual(nn.Module):
 
 
 def _convolutions(config: CnnConfig, image: tuple[int, int, int]) -> nn.Sequential:
-    """Return the convolutions for images [N, C, H, W], with features [N, F] as their result.
+    """Return the convolutions for N images [N, C, H, W], with F features [N, F] as their result.
 
-    `image`: C, H and W. Kinds in the config: "nature" has three layers (Mnih et al. 2015). "impala" has stages of a
-    convolution, pooling to half the size and two residual blocks (Espeholt et al. 2018, arXiv:1802.01561, figure 3).
+    `image`: channels C, height H and width W. Kinds in the config: "nature" has three layers (Mnih et al. 2015).
+    "impala" has stages of a convolution, pooling to half the size and two residual blocks (Espeholt et al. 2018,
+    arXiv:1802.01561, figure 3).
     """
     layers: list[nn.Module] = []
     channels = image[0]

@@ -348,7 +348,8 @@ def _whole_kernel(
     # Tokens that a token sees before and behind itself; -1: all
     limits: tuple[int, int],
 ) -> Tensor:
-    """Return the attended values [T, H, D] of all segments, computed by FlashAttention in torch.
+    """Return the attended values [T tokens, H heads, D numbers of a head] of all segments, computed by FlashAttention
+    in torch.
 
     `q` [T, H, D]: queries. `k`, `v`: keys and values. `own`: the edges of segments in `q`. `seen`: the edges of the
     keys that each segment sees in `k` and `v`. `scale`: factor of the scores; None: 1 / sqrt(D). `limits`: the most
@@ -402,13 +403,13 @@ def token_scores(
     tile: tuple[int, int] | None = None,
     parallel: TensorParallel | None = None,
 ) -> TokenScores:
-    """Return log-probabilities of `targets` [N], and the entropies of the distributions of these tokens.
+    """Return log-probabilities of N `targets` [N], and the entropies of the distributions of these tokens.
 
-    `hidden` [N, E]: the states before the tokens. `head` [V, E]: the head's weight. `temperature`: divides the logits.
-    `tile`: (R, C), rows and vocabulary entries that are computed at once; None: chosen by size. `parallel`: the ranks
-    among which the rows of the head are divided; None: this rank has all rows. With `parallel` the call is a collective
-    with four numbers for each token, and the gradient of `hidden` is this rank's part. The result is float32, from
-    products in the head's dtype.
+    `hidden` [N, E]: the states before the tokens, of size E. `head` [V, E]: the head's weight, for V entries of the
+    vocabulary. `temperature`: divides the logits. `tile`: (R, C), rows and vocabulary entries that are computed at
+    once; None: chosen by size. `parallel`: the ranks among which the rows of the head are divided; None: this rank has
+    all rows. With `parallel` the call is a collective with four numbers for each token, and the gradient of `hidden` is
+    this rank's part. The result is float32, from products in the head's dtype.
     """
     tile = tile or score_tile(len(hidden), *head.shape)
     # The index of a target among this rank's rows; outside of them on other ranks
@@ -540,10 +541,10 @@ def _add_tile(
 ) -> Tensor:
     """Add the logits of a tile to the running sums, in place, and return the highest logit so far of each row, [R].
 
-    A tile is R tokens by C entries of the vocabulary. `hidden` [R, E]: states of the tokens. `head` [C, E]: rows of the
-    head. `places` [R]: indices of the target tokens among the C entries. `temperature`: divides the logits. `highest`
-    [R]: highest logits before this tile. With logits z: `total` is the sum of exp(z - highest), `mean` the sum of z *
-    exp(z - highest), `chosen` the logit of the target token.
+    A tile is R tokens by C entries of the vocabulary. `hidden` [R, E]: states of the tokens, of size E. `head` [C, E]:
+    rows of the head. `places` [R]: indices of the target tokens among the C entries. `temperature`: divides the logits.
+    `highest` [R]: highest logits before this tile. With logits z: `total` is the sum of exp(z - highest), `mean` the
+    sum of z * exp(z - highest), `chosen` the logit of the target token.
     """
     scores = _scores(hidden, head, temperature)
     here = (places >= 0) & (places < len(head))
@@ -568,11 +569,12 @@ def _tile_gradient(
     by_entropy: Tensor | None,
     temperature: float,
 ) -> Tensor:
-    """Return the gradient [R, C] with respect to the products of states and head, in the head's dtype.
+    """Return the gradient [R, C] with respect to the products of states and head, for R tokens and C entries of the
+    vocabulary.
 
-    `hidden`: states [R, E]. `head`: rows of the head [C, E]. `terms`: logsumexp of the logits, mean logit, and index of
-    the target token, [R, 1] each. `by_logprob`, `by_entropy`: the gradients with respect to log-probabilities and
-    entropies; None: zero. `temperature`: divides the logits.
+    The result is in the head's dtype. `hidden`: states [R, E], of size E. `head`: rows of the head [C, E]. `terms`:
+    logsumexp of the logits, mean logit, and index of the target token, [R, 1] each. `by_logprob`, `by_entropy`: the
+    gradients with respect to log-probabilities and entropies; None: zero. `temperature`: divides the logits.
     """
     scores = _scores(hidden, head, temperature)
     normaliser, mean, places = terms
@@ -593,9 +595,9 @@ def _tile_gradient(
 
 
 def _scores(hidden: Tensor, head: Tensor, temperature: float) -> Tensor:
-    """Return the logits [R, C] float32 of a tile, as a new tensor.
+    """Return the logits [R, C] float32 of R tokens for C entries of the vocabulary, as a new tensor.
 
-    `hidden`: states [R, E]. `head`: rows of the head [C, E]. `temperature`: divides the logits.
+    `hidden`: states [R, E], of size E. `head`: rows of the head [C, E]. `temperature`: divides the logits.
     """
     scores = (hidden @ head.t()).float()
     if temperature == 1.0:

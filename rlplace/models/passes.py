@@ -100,7 +100,7 @@ class _Trunk:
         self._kept: list[tuple[Tensor, Tensor]] = []
 
     def forward(self, given: Tensor) -> Tensor:
-        """Return the outputs [N, K] of the last layer for N inputs; `given`: [N, numbers of an input]."""
+        """Return the K outputs of the last layer for each of N inputs, [N, K]; `given`: [N, numbers of an input]."""
         before = given
         kept = self._kept
         last = len(self._layers) - 1
@@ -115,7 +115,7 @@ class _Trunk:
     def backward(self, gradients: Tensor) -> None:
         """Write the gradients of all layers.
 
-        `gradients` [N, K]: the gradient of the loss with respect to the result of the last `forward`.
+        `gradients` [inputs, outputs]: the gradient of the loss with respect to the result of the last `forward`.
         """
         for at in range(len(self._layers) - 1, -1, -1):
             weight, _, of_weight, of_bias = self._layers[at]
@@ -161,7 +161,8 @@ class _Trunks:
     def backward(self, outputs: Tensor, values: Tensor) -> None:
         """Write the gradients of all weights.
 
-        `outputs` [N, K], `values` [N]: the gradients of the loss with respect to what the last `forward` has returned.
+        `outputs` [observations, outputs], `values` [observations]: the gradients of the loss with respect to what the
+        last `forward` has returned.
         """
         of_policy = outputs.to(self._dtype)
         of_value = values.to(self._dtype)[:, None]
@@ -228,8 +229,8 @@ class Passes:
         """Write the gradient of a loss with respect to all weights.
 
         `chosen`: the result of `actions` for the last `forward`. `logprob_gradients` [N]: the gradients of the loss
-        with respect to log-probabilities. `entropy_gradient`: the gradient of the loss with respect to the entropy of
-        each observation. `values` [N]: the gradients of the loss with respect to values.
+        with respect to the log-probabilities of N actions. `entropy_gradient`: the gradient of the loss with respect to
+        the entropy of each observation. `values` [N]: the gradients of the loss with respect to values.
         """
         outputs, log_std = chosen.backward(logprob_gradients, entropy_gradient)
         if self._log_std_gradient is not None:
@@ -254,7 +255,8 @@ class _Choices:
         gradients: Tensor,
         entropy_gradient: float,
     ) -> tuple[Tensor, Tensor]:
-        """Return the gradient of the loss with respect to the logits [N, K]. The second tensor is not used.
+        """Return the gradient of the loss with respect to the logits [N actions, K options]. The second tensor is not
+        used.
 
         `gradients` [N]: gradients of the loss with respect to log-probabilities. `entropy_gradient`: gradient of the
         loss with respect to each entropy.
@@ -324,7 +326,8 @@ class _Numbers:
         gradients: Tensor,
         entropy_gradient: float,
     ) -> tuple[Tensor, Tensor]:
-        """Return the gradients of the loss with respect to the means [N, K] and to the log standard deviations [K].
+        """Return the gradients of the loss with respect to the means [N actions, K elements] and to the log standard
+        deviations [K].
 
         `gradients` [N]: gradients of the loss with respect to log-probabilities. `entropy_gradient`: gradient of the
         loss with respect to each entropy.

@@ -56,7 +56,8 @@ class TensorParallel:
         return self.mesh.get_group()
 
     def gather(self, states: Tensor) -> Tensor:
-        """Return the states of all T tokens [.., T, E], gathered from the states [.., T / ranks, E] of each rank.
+        """Return the states of all T tokens [.., T, E], gathered from the states [.., T / ranks, E] of each rank; E is
+        the size of a state.
 
         A collective. Each rank then computes a different part of the layer from the result. In the backward pass,
         gradients are summed.
@@ -257,7 +258,9 @@ def _entering(parallel: TensorParallel) -> Any:
 
 
 def _gathered(states: Tensor, group: dist.ProcessGroup) -> Tensor:
-    """Return the states of all ranks' tokens, [.., all tokens, E]. `states` [.., tokens, E]: those of this rank."""
+    """Return the states of all ranks' tokens, [.., all tokens, E]. `states` [.., tokens, E]: those of this rank, each
+    of size E.
+    """
     tokens, width = states.shape[-2:]
     batch = states.shape[:-2]
     found = states.new_empty(*batch, tokens * group.size(), width)
@@ -269,7 +272,7 @@ def _gathered(states: Tensor, group: dist.ProcessGroup) -> Tensor:
 def _scattered(states: Tensor, group: dist.ProcessGroup) -> Tensor:
     """Return the sum of `states` over all ranks, but only for this rank's tokens.
 
-    `states` [.., tokens of all ranks, E]: this rank's summands.
+    `states` [.., tokens of all ranks, size of a state]: this rank's summands.
     """
     tokens, width = states.shape[-2:]
     batch = states.shape[:-2]

@@ -123,7 +123,7 @@ class _Block(nn.Module):
         )
 
     def forward(self, tokens: Tensor) -> Tensor:
-        """Return the tokens [N, L, W] after this block."""
+        """Return the tokens after this block, [N sequences, L tokens, W numbers of a token]."""
         # Queries, keys and values: [3, N, heads, L, W / heads]
         normalised = self.norms[0](tokens)
         projected = self.attention(normalised)

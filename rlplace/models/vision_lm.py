@@ -69,7 +69,8 @@ class VisionInput:
         after: Sequence[int | None],
         **others: Any,
     ) -> tuple[Tensor, Tensor]:
-        """Return hidden states [T, E] before the head, and positions [3, T], of the T tokens of all segments.
+        """Return hidden states [T, size of a state] before the head, and positions [3, T], of the T tokens of all
+        segments.
 
         `lm`: the whole model. `segments`: token ids of each segment. `files`: the images of each segment; at least one
         segment has an image. `after`: for each segment, the index of the segment that it continues, or None. `others`:
@@ -149,7 +150,7 @@ class VisionLm(CausalLm):
         return cast(PreTrainedModel, getattr(lm.base_model, "language_model", lm))
 
     def states(self, packed: Packed, places: Tensor) -> tuple[Tensor, Tensor | slice]:
-        """Return hidden states [n, E] before the head, after the n tokens at `places`, and a full slice.
+        """Return hidden states [n, size of a state] before the head, after the n tokens at `places`, and a full slice.
 
         `packed`: the sequences to read. `places` [n]: indices of tokens. The full slice says that the states of all
         `places` are on this rank.

@@ -125,8 +125,8 @@ class ModuleEngine:
 class Decision:
     """The actions for a batch of B observations, with their log-probabilities and value estimates.
 
-    `version`: version of the policy that decided. `memory`: the policy's recurrent memory for the next step, [B, S];
-    None if the policy has no memory. The arrays belong to the caller.
+    `version`: version of the policy that decided. `memory`: the policy's recurrent memory for the next step, [B, size
+    of a memory]; None if the policy has no memory. The arrays belong to the caller.
     """
 
     actions: NDArray[Any]  # [B, *A]
@@ -165,8 +165,8 @@ class TorchEngine(ModuleEngine):
     ) -> Decision:
         """Return one sampled action for each row of `observations`, with log-probability and value.
 
-        `observations`: [B, *O]. `noise`: [B, random numbers per action], from which each action is drawn. Raises
-        NotResident below residency FULL or without weights.
+        `observations`: B observations, [B, *shape of an observation]. `noise`: [B, random numbers per action], from
+        which each action is drawn. Raises NotResident below residency FULL or without weights.
         """
         require(self, self._owner, "generate", needs=Residency.FULL)
         assert self.version is not None

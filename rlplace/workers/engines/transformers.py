@@ -295,8 +295,8 @@ class TransformersEngine(ModuleEngine):
         prefix: DynamicCache,
         answers: Sequence[_Answer],
     ) -> Tensor:
-        """Run a forward pass over `tokens` [L]: return the logits [1, V] after the last token, and fill `prefix` with
-        keys and values.
+        """Run a forward pass over the L `tokens` [L]: return the logits after the last token, [1, size of the
+        vocabulary], and fill `prefix` with keys and values.
 
         `images`: images of the prompt. `prefix`: cache for the keys and values. `answers`: answers that begin with
         these tokens. An image may have fewer positions than tokens; the difference is stored as `spared` in each
@@ -319,7 +319,9 @@ class TransformersEngine(ModuleEngine):
         return cast(Tensor, self._model.get_output_embeddings()(states[-1:]))
 
     def _choose(self, answers: Sequence[_Answer], logits: Tensor) -> None:
-        """Draw the next token of each answer from `logits` [B, V], and append it to the answer."""
+        """Draw the next token of each answer from `logits` [answers, size of the vocabulary], and append it to the
+        answer.
+        """
         assert self.version is not None
         # Each answer is drawn with the sampling parameters of its request
         drawn = [self._settings.drawn(answer.request) for answer in answers]
@@ -449,8 +451,9 @@ class BatchCache(Cache):
     def extend(self, lengths: Sequence[int]) -> tuple[Tensor, Tensor]:
         """Prepare a forward pass that adds one token to each of the first B rows.
 
-        Return the positions of the new tokens, [B, 1], and the attention mask [B, 1, 1, L], which is true where a row
-        has a token, including the new one. `lengths`: number of tokens in each row before the pass, [B].
+        Return the positions of the new tokens, [B, 1], and the attention mask [B, 1, 1, tokens of the longest row],
+        which is true where a row has a token, including the new one. `lengths`: number of tokens in each row before the
+        pass, [B].
         """
         self._columns = torch.tensor(lengths, device=self._device)
         self._rows = torch.arange(len(lengths), device=self._device)
@@ -514,7 +517,8 @@ def penalised(
     made: Sequence[tuple[Tokens, Sequence[int]]],
     stops: Sequence[int],
 ) -> Tensor:
-    """Return the logits [B, V] after penalties, with minus infinity for forbidden stop tokens, as vLLM computes them.
+    """Return the logits [B answers, V tokens of the vocabulary] after penalties, with minus infinity for forbidden stop
+    tokens, as vLLM computes them.
 
     `sampling`: sampling parameters, with the penalties. `made`: for each row, the tokens of the prompt and of the
     answer so far. `stops`: tokens that are forbidden as long as an answer is shorter than `min_tokens`.
@@ -541,9 +545,9 @@ def penalised(
 
 
 def _token_counts(tokens: Tokens | Sequence[int], row: Tensor) -> Tensor:
-    """Return how often each token of the vocabulary occurs in `tokens`, [V].
+    """Return how often each token of the vocabulary occurs in `tokens`, [size of the vocabulary].
 
-    `row`: logits [V], which give the size of the vocabulary and the device.
+    `row`: logits of one answer, which give the size of the vocabulary and the device.
     """
     numbers = torch.tensor(tokens, dtype=torch.long, device=row.device)
     return numbers.bincount(minlength=len(row))
@@ -552,7 +556,7 @@ def _token_counts(tokens: Tokens | Sequence[int], row: Tensor) -> Tensor:
 def choose(
     logits: Tensor, sampling: TextRolloutConfig, uniforms: Sequence[float | None]
 ) -> Chosen:
-    """Return one token for each row of `logits` [B, V], with its log-probability.
+    """Return one token for each row of `logits` [rows, size of the vocabulary], with its log-probability.
 
     `sampling`: sampling parameters. `uniforms`: for each row, a random number in [0, 1) by which the token is drawn;
     None: take the most probable token.
@@ -570,7 +574,9 @@ def choose(
 
 
 def likeliest(logits: Tensor) -> Chosen:
-    """Return the most probable token of each row of `logits` [B, V], with its log-probability."""
+    """Return the most probable token of each row of `logits` [rows, size of the vocabulary], with its
+    log-probability.
+    """
     logprobs, tokens = logits.float().log_softmax(-1).max(-1)
     return tokens, logprobs
 
@@ -578,7 +584,7 @@ def likeliest(logits: Tensor) -> Chosen:
 def draw(
     logits: Tensor, sampling: TextRolloutConfig, uniforms: Sequence[float]
 ) -> Chosen:
-    """Return one sampled token for each row of `logits` [B, V], with its log-probability.
+    """Return one sampled token for each row of `logits` [rows, size of the vocabulary], with its log-probability.
 
     `sampling`: sampling parameters. `uniforms`: for each row, a random number in [0, 1), at which the cumulative
     distribution is inverted. The distribution is in double precision, which is fine enough for any vocabulary.
@@ -606,8 +612,8 @@ def draw(
 def _nucleus(scaled: Tensor, top_p: float) -> Tensor:
     """Keep in each row only the smallest set of most probable entries whose probabilities sum to at least `top_p`.
 
-    Return the rows with all other entries at minus infinity. `scaled`: logits [B, K], the most probable first in each
-    row. The method is that of Holtzman et al. 2020.
+    Return the rows with all other entries at minus infinity. `scaled`: logits [rows, entries], divided by the
+    temperature, the most probable first in each row. The method is that of Holtzman et al. 2020.
     """
     probabilities = scaled.softmax(-1)
     before = probabilities.cumsum(-1) - probabilities

@@ -687,7 +687,8 @@ class Critic(TrainedWorker):
         }
 
     def _receive_returns(self, inferred: _Inferred) -> Tensor:
-        """Return the returns of all response tokens, an array [M] on this rank's device with equal values on all ranks.
+        """Return the returns of all M response tokens, an array [M] on this rank's device with equal values on all
+        ranks.
 
         Tokens of samples with non-finite numbers have the return nan.
 

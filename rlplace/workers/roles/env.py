@@ -127,7 +127,7 @@ class Recording:
         self.episode_lengths += result.episode_lengths
 
     def poisoned(self) -> NDArray[np.bool_]:
-        """Return a bool array [T, B]: true for each step that was left out because of a non-finite number."""
+        """Return a bool array [steps, rows]: true for each step that was left out because of a non-finite number."""
         return np.isnan(self._arrays["rewards"])
 
     def trajectory(self, *, first_row: int, env_rank: int) -> Trajectory:
@@ -176,13 +176,13 @@ class StageGroup:
     def remembering(
         self, shown: Array, memory: NDArray[np.float32] | None = None
     ) -> Array:
-        """Return each observation, flattened, with the policy's recurrent memory in front of it: [N, S + size of an
-        observation].
+        """Return each observation, flattened, with the policy's recurrent memory in front of it: [N, size of a memory +
+        size of an observation].
 
         If the policy has no memory, return `shown` unchanged.
 
-        `shown`: the simulator's observations, [N, ...]. `memory`: the policy's memory for each row, [N, S]; None:
-        zeros.
+        `shown`: the simulator's observations of N rows, [N, ...]. `memory`: the policy's memory for each row, [N, size
+        of a memory]; None: zeros.
         """
         spaces = self.spaces
         if not spaces.memory:
@@ -199,8 +199,8 @@ class StageGroup:
         """Return `result` with the policy's recurrent memory in front of its observations; update the episodes' step
         counts.
 
-        `result`: result of one simulator step. `memory`: the policy's memory after its decision, [rows, S]. Rows whose
-        episode has ended continue with a memory of zeros.
+        `result`: result of one simulator step. `memory`: the policy's memory after its decision, [rows, size of a
+        memory]. Rows whose episode has ended continue with a memory of zeros.
         """
         ended = result.terminated | result.truncated
         self.lengths = np.where(ended, 0, self.lengths + self.spaces.chunk)
@@ -535,12 +535,12 @@ class VectorEnvWorker(EnvWorker):
         )
 
     def _finite_rows(self, observations: Array) -> NDArray[np.bool_]:
-        """Return a bool array [B]: true for each row of `observations` [B, *O] whose numbers are all finite."""
+        """Return a bool array [rows]: true for each row of `observations` [rows, ...] whose numbers are all finite."""
         numbers = self.config.spaces.shown.numbers_in(observations)
         return np.asarray(np.isfinite(numbers).all(axis=tuple(range(1, numbers.ndim))))
 
     def _shown(self, observations: Array) -> Array:
-        """Return the simulator's own observations [B, ...]: `observations` without the policy's memory in front of
+        """Return the simulator's own observations [rows, ...]: `observations` without the policy's memory in front of
         them.
         """
         spaces = self.config.spaces

@@ -24,7 +24,8 @@ if TYPE_CHECKING:
 class Decided(Protocol):
     """The policy's decisions for B rows: actions, log-probabilities, values, policy version and new recurrent memory.
 
-    `memory`: [B, S]; None if the policy has no memory. `ActionChunk` and `Decision` implement this protocol.
+    `memory`: [B, size of a memory]; None if the policy has no memory. `ActionChunk` and `Decision` implement this
+    protocol.
     """
 
     @property

@@ -63,7 +63,7 @@ class Prompts:
     def episodes(
         self, number: int, samples: int
     ) -> tuple[Tokens, Files, list[TextEpisode]]:
-        """Return the tokens [P] and the images of prompt number `number`, and new episodes that begin with this prompt.
+        """Return the tokens and the images of prompt number `number`, and new episodes that begin with this prompt.
 
         `number`: at least 0; equal numbers give equal prompts. `samples`: number of episodes.
         """

@@ -266,7 +266,7 @@ class AdvantageEstimator:
         )
 
     def _shaped(self, rewards: Tensor) -> Tensor:
-        """Return the rewards [S], normalised and clipped as far as the config asks for it.
+        """Return the rewards of all S samples, [S], normalised and clipped if the config asks for it.
 
         They are normalised by the moments of all rewards of the run so far, including these. Ziegler et al. 2019
         (arXiv:1909.08593) normalise once, by samples of the first policy.
@@ -285,8 +285,8 @@ class AdvantageEstimator:
         groups: Groups,
         known: Mapping[Target, BySample],
     ) -> tuple[Tensor | None, dict[str, Metric]]:
-        """Return the KL of each response token from the reference, [M], and its metrics; without a reference, None and
-        no metrics.
+        """Return the KL from the reference for each of all M response tokens, [M], and its metrics; without a
+        reference, None and no metrics.
 
         `groups`: the samples. `known`: target -> one array per sample. The policy's log-probabilities are those of the
         trainer (`old`) if they are in `known`, else those of the generation engine.
@@ -310,7 +310,7 @@ class AdvantageEstimator:
         }
 
     def _group_advantages(self, outcomes: Outcomes, penalty: Tensor | None) -> Tensor:
-        """Return the advantages [M] of an estimator that compares the samples of a group.
+        """Return the advantages of all M response tokens, [M], by an estimator that compares the samples of a group.
 
         All tokens of a sample have the same advantage.
 

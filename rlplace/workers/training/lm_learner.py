@@ -185,7 +185,7 @@ class LmLearner:
 
         `micro_batches`: micro-batches of this rank. Over all replicas, each sample is in one micro-batch, and each
         replica has the same number of micro-batches. `scores`: runs the model on a packed micro-batch, and returns
-        `rows` tensors [N].
+        `rows` tensors, each with one number per response token of the micro-batch.
         """
         watch = Stopwatch()
         # Each token is filled by one primary rank and stays zero elsewhere, so a sum assembles all tokens
@@ -206,7 +206,7 @@ class LmLearner:
         old_values: Tensor,
         returns: Tensor,
     ) -> Tensor:
-        """Return the loss of each token's value, [N].
+        """Return the loss of the value of each of N tokens, [N].
 
         `values`: values by the present weights. `old_values`: values before the update, to which clipping refers.
         `returns`: the numbers to which the values are fitted. All arguments are [N].
@@ -487,8 +487,8 @@ class ActorLearner(LmLearner):
         engine: Tensor,
         lengths: Tensor,
     ) -> Corrected | tuple[None, Tensor]:
-        """Return the importance weight of each token, trainer over engine, and whether it was cut at its limit: [N] and
-        bool [N].
+        """Return for each of N tokens the importance weight, trainer over engine, [N], and whether it was cut at its
+        limit, [N] bool.
 
         If the config does not correct for the engine's rounding, return None in place of the weights, and False for
         each token.
@@ -614,8 +614,8 @@ class ActorLearner(LmLearner):
         """Return the loss of a micro-batch, and what it adds to each metric of the step: name -> float64 tensor.
 
         `picks`: the samples of the micro-batch. `totals`: numbers of samples and tokens of the step over all ranks, by
-        which sums are divided. `scores`: the model's outputs. `old_logprobs`: [N]. `importance`: weights [N]; None: all
-        1.
+        which sums are divided. `scores`: the model's outputs for the N response tokens. `old_logprobs`: [N], of the
+        policy that sampled the tokens, by trainer or engine. `importance`: importance weights [N]; None: all 1.
         """
         algorithm = self._algorithm
         lengths = batch.lengths(picks)
@@ -684,7 +684,7 @@ class CriticLearner(LmLearner):
         )
 
     def values(self, shard: SampleShard) -> Tensor:
-        """Return the values [M] of the response tokens of all samples, by the present weights, on every rank. A
+        """Return the values [M] of all M response tokens of all samples, by the present weights, on every rank. A
         collective.
 
         Every rank needs all values, because the learning passes may assign a sample to another rank.
@@ -709,8 +709,8 @@ class CriticLearner(LmLearner):
         """Learn from all samples of `iteration`, in all epochs, and return the result of the optimizer steps. A
         collective.
 
-        `shard`: the samples that this rank learns from. `old_values`, `returns`: [M], on this rank's device. Tokens
-        with NaN returns are not learned; they belong to samples with non-finite numbers.
+        `shard`: the samples that this rank learns from. `old_values`, `returns`: [M], for all M response tokens, on
+        this rank's device. Tokens with NaN returns are not learned; they belong to samples with non-finite numbers.
         """
         batch = Batch(shard, self._lm.device)
         clip = self._algorithm.value_clip

@@ -240,7 +240,7 @@ class PolicyLearner:
         Both are over the sound samples of all ranks. The sums are empty if the policy does not normalise observations.
         A collective.
 
-        `sound`: [N] bool on the host, true for samples whose reward is not NaN.
+        `sound`: [samples of this rank] bool on the host, true for samples whose reward is not NaN.
         """
         if not bool(sound.all()):
             samples = samples.pick(sound.nonzero().flatten().to(self._device))
@@ -259,10 +259,10 @@ class PolicyLearner:
         return merge(nothing, sums[:cut]), sums[cut:]
 
     def _sound_of_all(self, sound: Tensor) -> Tensor:
-        """Return for each sample of all ranks whether its reward is not NaN, [T * all rows] bool on the host. A
+        """Return for each sample of all ranks whether its reward is not NaN, [steps * all rows] bool on the host. A
         collective.
 
-        `sound`: the same for the samples of this rank, [N] bool.
+        `sound`: the same for the samples of this rank alone, bool.
         """
         rows = self._rows
         found = torch.zeros(rows.steps, rows.total, device=self._device)
@@ -280,7 +280,7 @@ class PolicyLearner:
         """Return an object that cuts this rank's samples into sequences, for a policy with memory; None for any other
         policy.
 
-        `sound`: which of this rank's samples are learned from, [N] bool; None: all.
+        `sound`: which of this rank's samples are learned from, as a flat bool tensor; None: all.
         """
         policy = self._policy.module
         algorithm = self._algorithm
@@ -312,8 +312,9 @@ class PolicyLearner:
         Return the metrics (name -> mean) of each evaluated minibatch, and whether the KL ended the iteration early. It
         does so if the KL of a minibatch is above `target_kl`; this minibatch is evaluated, but its step is not made.
 
-        `sequences`: for a policy with memory, else None. `sound`: which samples of all ranks are learned from, [T * all
-        rows] bool on the host; None: all. `lr`: learning rate. `watch`: measures the seconds of each part of the work.
+        `sequences`: for a policy with memory, else None. `sound`: which samples of all ranks are learned from, [steps *
+        all rows] bool on the host; None: all. `lr`: learning rate. `watch`: measures the seconds of each part of the
+        work.
         """
         steps: list[Numbers] = []
         target = self._algorithm.target_kl
@@ -425,5 +426,5 @@ class PolicyLearner:
 
 
 def _rows(tensor: Tensor) -> Tensor:
-    """Return `tensor` with each sample flattened: [N, *shape] becomes [N, elements]."""
+    """Return `tensor` with each sample flattened: [samples, *shape] becomes [samples, elements]."""
     return tensor.reshape(len(tensor), math.prod(tensor.shape[1:]))

@@ -358,7 +358,7 @@ def _arriving(
 
 
 def joined(parts: BySample) -> TokenArray:
-    """Return the arrays of all samples as one array [M]; without samples, an empty array."""
+    """Return the arrays of all samples, joined to one flat array; without samples, an empty array."""
     return np.concatenate([np.zeros(0, np.float32), *parts])
 
 
@@ -407,8 +407,8 @@ class Batch:
         )
 
     def engine_logprobs(self, picks: MicroBatch) -> Tensor:
-        """Return the log-probabilities of the response tokens of the samples `picks`, as the engine reported them when
-        it sampled the tokens, [N].
+        """Return the log-probabilities of the N response tokens of the samples `picks`, as the engine reported them
+        when it sampled the tokens, [N].
         """
         chosen = [self._shard.samples[i] for i in picks]
         return torch.tensor(
@@ -416,7 +416,7 @@ class Batch:
         )
 
     def versions(self, picks: MicroBatch) -> Tensor:
-        """Return the policy version that sampled each response token of the samples `picks`, [N] int32."""
+        """Return the policy version that sampled each of the N response tokens of the samples `picks`, [N] int32."""
         chosen = [self._shard.samples[i] for i in picks]
         versions = np.concatenate(
             [np.zeros(0, np.int32), *(s.versions[s.mask] for s in chosen)]
@@ -424,7 +424,7 @@ class Batch:
         return torch.tensor(versions, device=self._device)
 
     def target(self, name: Target, picks: MicroBatch) -> Tensor:
-        """Return the target `name` for the response tokens of the samples `picks`, [N]. The shard must contain this
+        """Return the target `name` for the N response tokens of the samples `picks`, [N]. The shard must contain this
         target.
         """
         return torch.tensor(
@@ -432,7 +432,7 @@ class Batch:
         )
 
     def places(self, picks: MicroBatch) -> Tensor:
-        """Return the indices of the response tokens of the samples `picks` among all M response tokens, [N] int64."""
+        """Return the indices of the N response tokens of the samples `picks` among all M response tokens, [N] int64."""
         pieces = [
             torch.arange(self._first[i], self._first[i + 1], device=self._device)
             for i in picks

@@ -40,10 +40,10 @@ class SequenceSamples:
     ) -> None:
         """Prepare the samples.
 
-        `policy`: a policy with memory. `samples`: [T * B], with each observation flattened. `trajectory`: the same
-        steps, to know where episodes end. `length`: number of learned steps of a sequence. `burn_in`: number of steps
-        before them, which only bring the memory up to date. `sound`: which samples are learned from, [T * B] bool;
-        None: all.
+        `policy`: a policy with memory. `samples`: T steps of B rows, [T * B], with each observation flattened.
+        `trajectory`: the same steps, to know where episodes end. `length`: number of learned steps of a sequence.
+        `burn_in`: number of steps before them, which only bring the memory up to date. `sound`: which samples are
+        learned from, [T * B] bool; None: all.
         """
         self._policy = policy
         self._samples = samples
@@ -59,7 +59,8 @@ class SequenceSamples:
     def pick(self, numbers: Tensor) -> tuple[Sequences, StepSamples]:
         """Return some sequences as input of a forward pass, and the samples that are learned from them.
 
-        `numbers`: indices of the M sequences, in a flattened array [T / L, B], where L is the length of a sequence.
+        `numbers`: indices of the M sequences, in a flattened array [T / L, B]: T steps of B rows are cut into sequences
+        of L steps.
         """
         numbers = numbers.to(self._begins.device)
         # Sample numbers [b + L, M] of all steps; burn-in before step 0 repeats step 0 and is not used

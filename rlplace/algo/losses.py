@@ -138,7 +138,8 @@ def _clipped_error(
 
 @torch.no_grad()
 def shares_of(terms: LmTerms, count: int) -> dict[str, Tensor]:
-    """Return name -> [] float64, for each field of `terms`: its sum over a micro-batch's tokens, over `count`.
+    """Return for each field of `terms` its sum over the tokens of a micro-batch, divided by `count`: name of the field
+    -> float64 scalar.
 
     `count`: number of samples or tokens over all ranks and micro-batches. Added up over ranks and micro-batches, the
     results are means over these samples or tokens.

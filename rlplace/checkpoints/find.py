@@ -236,7 +236,8 @@ def _whole(folder: Path) -> bool:
 
 
 def _offered(places: Iterable[Path]) -> Path | None:
-    """Return the newest whole checkpoint in the first of `places` that has one; None if no place has one.
+    """Return the newest whole checkpoint in the first of the folders `places` that has one; None if none of them has
+    one.
 
     `places`: folders that contain runs.
     """

@@ -587,7 +587,7 @@ class QueueMachine:
         self.wakes += [self.words[waiter + t.W_WAKER] for waiter in self._waiters(line)]
 
     def _waiters(self, line: int) -> Iterator[int]:
-        """Yield the waiters of a line, the earliest first."""
+        """Yield the waiters (records of waiting requests) of a line, the earliest first."""
         waiter = self.words[line + t.FIRST]
         while waiter:
             yield waiter

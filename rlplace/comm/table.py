@@ -97,7 +97,7 @@ _INLINE_BUDGET = 16 << 20  # between these limits, the room of all entries toget
 
 
 class Table:
-    """A channel's memory as integers (`words`), floats (`reals`) and bytes (`data`), and the places of its records.
+    """A channel's memory as integers (`words`), floats (`reals`) and bytes (`data`), and the positions of its records.
 
     The memory of a new channel is all zeros.
     """
@@ -109,7 +109,7 @@ class Table:
         *,
         inline: bool = True,
     ) -> None:
-        """Compute the places of all records, and view the memory.
+        """Compute the positions of all records, and make views of the memory.
 
         `memory`: the channel's memory, of `size_bytes` bytes; None: only compute the sizes. `inline`: whether small
         items are stored in their entries.

@@ -46,7 +46,7 @@ def _smallest(
 ) -> tuple[str, object]:
     """Return the path and the value of the smallest part of `value` that `dumps` cannot pickle.
 
-    `path`: path of `value`.
+    `path`: path of `value` in the value to send.
     """
     for _ in range(_DEEPEST):
         for name, part in _parts(value):

@@ -171,7 +171,7 @@ class PackedLm(nn.Module):
         return cast(PreTrainedModel, lm.base_model)
 
     def states(self, packed: Packed, places: Tensor) -> tuple[Tensor, Tensor | slice]:
-        """Return hidden states [n, E] before the head, and for each state the index of its place in `places`, [n].
+        """Return hidden states [n, E] before the head, and for each state the index of its token in `places`, [n].
 
         `packed`: the sequences to read. `places` [N]: indices of tokens; the result has the state after each of these
         tokens, as far as the tokens are on this rank (n of N; E is the size of a state). Without context parallelism a

@@ -103,7 +103,7 @@ class Packed:
             follows: int | None,
             files: Files = (),
         ) -> int:
-            """Append a segment; return the place of its first token in the packed tensor.
+            """Append a segment; return the index of its first token in the packed tensor.
 
             `piece`: tokens of the segment. `start`: position of its first token in the sequence. `follows`: index of
             the segment that it continues; None: it continues no segment. `files`: its image files.

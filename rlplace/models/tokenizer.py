@@ -171,7 +171,7 @@ class Tokenizer:
         answered: bool = False,
         arguments: Mapping[str, object] | None = None,
     ) -> str:
-        """Return a chat as text by the model's template, up to the place where the next answer begins.
+        """Return a chat as text by the model's template, up to the point where the next answer begins.
 
         `answered`: leave out the words that begin the next answer. `arguments`: values for the template in addition to
         the messages, such as tools. Raises ConfigError if there is no template, or if it rejects these messages.
@@ -214,7 +214,7 @@ class Tokenizer:
             ) from error
 
     def chat(self, messages: Sequence[Message], *, answered: bool = False) -> Tokens:
-        """Return the token ids of a chat by the model's template, up to the place where the next answer begins.
+        """Return the token ids of a chat by the model's template, up to the point where the next answer begins.
 
         `answered`: leave out the tokens that begin the next answer.
         """
@@ -257,7 +257,7 @@ class Chat:
         self._system = [] if system is None else [Message("system", system)]
 
     def first(self, prompt: Prompt) -> Tokens:
-        """Return the tokens of a prompt, up to the place where the first answer begins."""
+        """Return the tokens of a prompt, up to the point where the first answer begins."""
         messages = [Message("user", prompt)] if isinstance(prompt, str) else prompt
         return self._tokenizer.encode(self._render([*self._system, *messages]))
 

@@ -234,7 +234,7 @@ class WeightEnds:
             receiver.begin_again()
 
     def _syncs_to(self, target: str | None) -> list[WeightSync]:
-        """Return the planned syncs from this component to `target`; None: to any component.
+        """Return the planned syncs from this component to `target`, or to any component if `target` is None.
 
         Raise WeightSyncError if none is planned.
         """
@@ -248,7 +248,7 @@ class WeightEnds:
         return found
 
     def _sync_from(self, source: str | None) -> WeightSync:
-        """Return the planned sync from `source` to this component; None: from any component.
+        """Return the planned sync from `source` to this component, or from any component if `source` is None.
 
         Raise WeightSyncError if none or several are planned.
         """

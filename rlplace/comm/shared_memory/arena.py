@@ -146,7 +146,7 @@ class Arena:
     def write(self, pieces: Sequence[Any]) -> int:
         """Copy `pieces`, contiguous buffers, into a new segment; return the segment's address.
 
-        This process becomes the holder of the segment. Raise NoRoomError if there is no memory.
+        This process becomes the holder of the segment, which has to free it. Raise NoRoomError if there is no memory.
         """
         # Header, table of lengths, aligned pieces
         sizes: list[int] = []
@@ -182,7 +182,7 @@ class Arena:
         return sum(self._words[at : at + self._words[segment // 8 + PIECES]])
 
     def pass_to(self, address: int, channel: int) -> None:
-        """Make another holder the holder of the segment at `address`.
+        """Change the holder of the segment at `address`: the process or channel that has to free it.
 
         `channel`: number of the channel that becomes the holder; 0: this process. Call this under the lock of the
         channel that the segment enters or leaves.
@@ -214,7 +214,7 @@ class Arena:
             self.free(segment)
 
     def free(self, address: int, channel: int = 0) -> None:
-        """Free the segment at `address`, unless it has got another holder.
+        """Free the segment at `address`, unless it has passed to another process or channel, which then frees it.
 
         `channel`: number of the channel that was the holder; 0: this process. If the lock cannot be acquired, the
         segment is freed with the next change of the arena.
@@ -341,7 +341,9 @@ class Arena:
         return segment
 
     def _free_late(self) -> None:
-        """Free the segments whose freeing was delayed, except segments whose holder has changed since."""
+        """Free the segments whose freeing was delayed, except segments that have passed to another process or channel
+        since.
+        """
         self._stuck = False
         while self._late:
             segment, holder = self._late.popleft()

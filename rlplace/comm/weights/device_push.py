@@ -75,7 +75,7 @@ class DeviceBucket:
             _sum_of(bucket).copy_(_summed(bucket))
 
     def copy_into(self, copy: Tensor, bucket: Tensor, first: int = 0) -> None:
-        """Copy the pieces from the tensor `bucket` to their places in `copy`.
+        """Copy the pieces from the tensor `bucket` to their positions in `copy`.
 
         `copy`: bytes of a whole copy of the weights, or of a part of it that begins at byte `first`.
         """
@@ -105,8 +105,8 @@ def _summed(bucket: Tensor) -> Tensor:
 class Window:
     """Some neighbouring whole tensors, and the buckets that contain their pieces.
 
-    `layout`: places of the tensors in a copy of the window alone. `first`: byte of a whole copy at which the window
-    begins.
+    `layout`: tensors and their byte positions in a copy of the window alone. `first`: index of the byte of a whole copy
+    at which the window begins.
     """
 
     layout: Layout

@@ -417,7 +417,7 @@ class _Taking:
         self.damaged: int | None = None
 
     def take(self, bucket: DeviceBucket, copy: Tensor, first: int = 0) -> None:
-        """Wait for the next bucket, and copy its pieces to their places in `copy`.
+        """Wait for the next bucket, and copy its pieces to their positions in `copy`.
 
         `copy`: bytes of a whole copy of the weights, or of a part of it that begins at byte `first`.
         """

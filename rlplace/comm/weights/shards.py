@@ -95,9 +95,9 @@ class Shard(TensorSpec):
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Layout:
-    """Places of the tensors in a whole copy of the weights.
+    """The tensors of a whole copy of the weights, and their positions in it.
 
-    `offsets`: first byte of each tensor. `size_bytes`: bytes of the whole copy.
+    `offsets`: index of the first byte of each tensor. `size_bytes`: bytes of the whole copy.
     """
 
     tensors: tuple[TensorSpec, ...]
@@ -163,8 +163,8 @@ class Layout:
 class Assembly:
     """Plan of one copy of the weights: which source rank writes which pieces.
 
-    `delivery`: the planned copy and its readers. `layout`: places of the tensors in the copy. `pieces`: the pieces that
-    each source rank writes, in the order of ranks.
+    `delivery`: the planned copy and its readers. `layout`: the tensors and their positions in the copy. `pieces`: the
+    pieces that each source rank writes, in the order of ranks.
     """
 
     delivery: Delivery
@@ -250,7 +250,7 @@ def _split(
 def tensors_in(copy: Bytes | Tensor, layout: Layout) -> dict[str, Tensor]:
     """Return the tensors of a whole copy, by all their names. The tensors share the memory of `copy`.
 
-    `copy`: the bytes of the copy, which may be read-only. `layout`: the places of the tensors in the copy.
+    `copy`: the bytes of the copy, which may be read-only. `layout`: the tensors and their positions in the copy.
     """
     tensors: dict[str, Tensor] = {}
     with warnings.catch_warnings():

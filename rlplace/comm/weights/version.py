@@ -56,7 +56,7 @@ class Push:
 class Complete:
     """Message to a reader: a version is complete in a double buffer of the reader's node.
 
-    `buffer`: path of the double buffer's file.
+    `push`: the push of this version. `buffer`: path of the double buffer's file.
     """
 
     push: Push

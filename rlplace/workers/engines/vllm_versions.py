@@ -114,8 +114,8 @@ def sleep_but_for_what_sleeps(worker: Any, level: Literal[1, 2]) -> None:
 def reload(worker: Any, items: Iterable[tuple[str, Tensor]]) -> None:
     """Load all weights with vLLM's `reload_weights`.
 
-    vLLM's config is set meanwhile, because layers read it. `worker`: worker of vLLM's engine. `items`: names and
-    tensors.
+    During the load, vLLM's global config is set, because layers read it. `worker`: worker of vLLM's engine. `items`:
+    names and tensors.
     """
     from vllm.config import set_current_vllm_config
 

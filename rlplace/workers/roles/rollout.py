@@ -265,8 +265,8 @@ class VectorRolloutWorker(RolloutWorker):
     ) -> Decision:
         """Return the policy's decisions on all observations, from one forward pass.
 
-        `places`: (step, first global row, number of rows) of each message in `observations`, in order. The sampling
-        noise depends on these numbers.
+        `places`: for each message whose rows are in `observations`, in order: (step, first global row, number of rows).
+        The sampling noise depends on these three numbers.
         """
         noise = np.concatenate(
             [self._noise.rows(iteration, *place) for place in places]

@@ -712,8 +712,8 @@ class Pass:
         """Restart the episode at `place` with the same prompt, or leave it out of its group if the config allows no
         more tries.
 
-        `place`: (group, sample). `error`: the error that the task raised; it is raised here if `faults` says that the
-        run stops.
+        `place`: (group number, index of the sample in the group). `error`: the error that the task raised; it is raised
+        here if `faults` says that the run stops.
         """
         (group, sample), episode = place, self._open.pop(place)
         # A RewardError already names the episode.

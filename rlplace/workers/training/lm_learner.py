@@ -87,9 +87,9 @@ class LmLearner:
     ) -> None:
         """Prepare the learner.
 
-        `shared_prefix_cost`: the samples of a group share their prompt, which is computed once; this is the cost of a
-        shared prompt token for each sample, relative to a token of the sample's own; None: each sample computes its own
-        prompt. `token_budget`: the most tokens of one micro-batch.
+        `shared_prefix_cost`: cost for each sample of a prompt token that is computed once for the whole group, relative
+        to a token of the sample itself; None: each sample computes its own prompt. `token_budget`: the most tokens of
+        one micro-batch.
         """
         self._shared_prefix_cost = shared_prefix_cost
         self._config = config

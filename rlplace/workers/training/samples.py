@@ -57,9 +57,8 @@ class Lengths:
     def of(cls, groups: Groups, *, shared_prefix_cost: float | None) -> Lengths:
         """Return the lengths of all samples in `groups`.
 
-        `shared_prefix_cost`: the samples of a group share their prompt, which is computed once; this is the cost of a
-        shared prompt token for each sample, relative to a token of the sample's own; None: each sample computes its own
-        prompt.
+        `shared_prefix_cost`: cost for each sample of a prompt token that is computed once for the whole group, relative
+        to a token of the sample itself; None: each sample computes its own prompt.
         """
         samples = [sample for group in groups for sample in group]
         return cls(
@@ -96,8 +95,8 @@ def sizes_of(
     """Return the sizes of samples for packing: their lengths, and the length of the prefix that the samples of a group
     share.
 
-    `samples`: samples of the same group must be neighbours. `shared_prefix_cost`: cost of a shared prefix token for
-    each sample, relative to a token of the sample's own; None: samples share no prefix.
+    `samples`: samples of the same group must be neighbours. `shared_prefix_cost`: cost for each sample of a token of
+    the shared prefix, relative to a token of the sample itself; None: samples share no prefix.
 
     A shared prefix ends before the first scored token of any sample of the group. If samples have images, they share
     the whole prefix before the first scored token, or no prefix.
@@ -204,8 +203,8 @@ def streamed_batches(
     A group with more than `tokens` tokens is a batch of its own. A batch is yielded when the next group has arrived and
     does not fit into the batch any more.
 
-    `shared_prefix_cost`: cost of a token of the shared prompt for each sample, relative to a token of the sample's own;
-    None: samples share no prompt.
+    `shared_prefix_cost`: cost for each sample of a token of the shared prompt, relative to a token of the sample
+    itself; None: samples share no prompt.
     """
     batch = list[Sequence[Sample]]()
     held = 0

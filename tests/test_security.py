@@ -64,7 +64,9 @@ ALLOWED = {
         "pickle.loads"
     },  # in the job's private folder, like the next
     "comm/weights/buffer.py": {"pickle.loads"},
-    "envs/text/code_runner.py": {"exec"},  # answers of the model, in a process apart
+    # answers of the model and their tests, in processes apart
+    "envs/text/code/answer.py": {"exec"},
+    "envs/text/code/judge.py": {"exec"},
     "workers/launch/host.py": {"pickle.loads"},  # an exception of the job's own worker
     "workers/ray_launch/actors.py": {
         "cloudpickle.loads"

@@ -355,36 +355,25 @@ def unscored(transcript: Transcript) -> float:
     return 0.0
 
 
-def code_block(answer: str) -> str:
-    """Return the content of the last fenced code block of an answer; without a code block, the whole answer."""
-    blocks = re.findall(r"```(?:python|py)?[ \t]*\n(.*?)```", answer, re.DOTALL)
-    if blocks:
-        return blocks[-1]
-    return answer
-
-
 def unit_tests(
     transcript: Transcript, *, timeout_s: float = 10.0, memory_bytes: int = 512 << 20
 ) -> float:
     """Return the share of unit tests, from 0 to 1, that the code in the last answer passes.
 
-    `transcript.facts["tests"]` is a list of tests as Python source texts. The code and then the tests run in a separate
-    process, limited to `timeout_s` and `memory_bytes`.
+    `transcript.facts["tests"]` has the tests, in a form of `rlplace.envs.text.code.forms`. The code runs in a confined
+    process of its own, limited to `timeout_s` and `memory_bytes`. Raises ValueError for tests in another form.
     """
-    from rlplace.envs.text.code_runner import run_tests
+    from rlplace.envs.text.code import fences, forms, runner
 
     fact(transcript, "tests")
-    tests = transcript.facts["tests"]
-    tests = [tests] if isinstance(tests, str) else list(tests)
-    passed = run_tests(
-        code_block(transcript.answer),
-        tests,
+    checks = forms.read(transcript.facts["tests"], transcript.facts)
+    passed = runner.run_checks(
+        fences.code_block(transcript.answer),
+        checks,
         timeout_s=timeout_s,
         memory_bytes=memory_bytes,
     )
-    if tests:
-        return passed / len(tests)
-    return 0.0
+    return passed / len(checks)
 
 
 def reasoning_score(transcript: Transcript) -> float:

@@ -1,0 +1,277 @@
+"""The answer process: runs the code of an answer, and serves requests of the judge for objects of the code.
+
+Nothing in this process is trusted. Imports the standard library only.
+"""
+
+from __future__ import annotations
+
+import builtins
+import contextlib
+import inspect
+import io
+import operator
+import os
+import socket
+import sys
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any
+
+from rlplace.envs.text.code import wire
+
+# Characters of output that one call returns
+_SHOWN = 1 << 20
+_CONTAINERS = (list, dict, set, bytearray)
+# Name of the module in which the code is executed
+_MODULE = "answer"
+# Built-in types whose subclasses are described by their value too
+_BASES = (bool, int, float, complex, str, bytes, list, tuple, dict, set, frozenset)
+
+
+_OPERATIONS: dict[str, Callable[..., Any]] = {
+    "get": getattr,
+    "set": setattr,
+    "iter": iter,
+    "next": next,
+    "len": len,
+    "bool": bool,
+    "str": str,
+    "repr": repr,
+    "abs": abs,
+    "float": float,
+    "int": int,
+    "round": round,
+    "enter": lambda context: context.__enter__(),
+    "leave": lambda context: context.__exit__(None, None, None),
+}
+
+
+class Answer:
+    """The names that an answer's code has defined, and the objects that the judge has a number for."""
+
+    def __init__(self, end: socket.socket) -> None:
+        """`end`: connected socket to the judge."""
+        self._objects: dict[int, Any] = {}
+        # A module, as dataclasses and type hints of the code expect
+        module = ModuleType(_MODULE)
+        sys.modules[_MODULE] = module
+        self._names: dict[str, Any] = module.__dict__
+        self.line = wire.Line(end, self.reply)
+        # Output and input of the code go through the judge
+        self._output = io.StringIO()
+        sys.stdout = self._output
+        builtins.input = self._input
+
+    def reply(self, request: dict[str, Any]) -> dict[str, Any]:
+        """Do what the judge requests, and return the result or the exception that was raised."""
+        try:
+            result = self._done(request)
+        except BaseException as error:  # noqa: BLE001  # any exception of the code is the answer's own
+            return {"raised": self._described_error(error), "output": self._printed()}
+        return {**result, "output": self._printed()}
+
+    def _done(self, request: dict[str, Any]) -> dict[str, Any]:
+        """Do one request and return the fields of its reply."""
+        do = request["do"]
+        if do == "run":
+            # Executing untrusted code is the purpose of this process
+            exec(_compiled(request["code"]), self._names)
+            return {"value": None}
+        if do == "names":
+            return {"names": self._known()}
+        target = self._objects[request["on"]]
+        given = [self._value(part) for part in request.get("given", ())]
+        named = {k: self._value(part) for k, part in request.get("named", {}).items()}
+        if do == "call":
+            return self._called(target, given, named, request)
+        if do == "await":
+            import asyncio
+
+            return {"value": self._data(asyncio.run(target))}
+        if do == "base":
+            return {"value": self._base(target)}
+        if do.startswith("r:"):
+            # An operation whose right operand is the object
+            swapped = getattr(operator, do.removeprefix("r:"))
+            return {"value": self._data(swapped(given[0], target))}
+        operation = _OPERATIONS.get(do) or getattr(operator, do)
+        return {"value": self._data(operation(target, *given))}
+
+    def _called(
+        self,
+        target: Any,
+        given: list[Any],
+        named: dict[str, Any],
+        request: dict[str, Any],
+    ) -> dict[str, Any]:
+        """Call an object. A call that returns None also replies with the containers that it was given."""
+        value = target(*given, **named)
+        if value is None:
+            after = [
+                self._data(part) if isinstance(part, _CONTAINERS) else None
+                for part in given
+            ]
+            return {"value": None, "after": after}
+        return {"value": self._data(value)}
+
+    def _input(self, prompt: object = "") -> str:
+        """Return a line of input, as the judge's `input` gives it."""
+        reply = self.line.ask({"do": "input", "prompt": str(prompt)})
+        if "value" not in reply:
+            raise EOFError("EOF when reading a line")
+        return str(reply["value"])
+
+    def _printed(self) -> str:
+        """Return the output since the last call."""
+        text = self._output.getvalue()
+        self._output.seek(0)
+        self._output.truncate()
+        return text[:_SHOWN]
+
+    # ── objects as data ──────────────────────────────────────────────────────────────────────────────────────────────
+
+    def _known(self) -> dict[str, Any]:
+        """Return name -> description of what the code has defined: functions, classes, modules and plain values."""
+        known: dict[str, Any] = {}
+        for name, value in list(self._names.items()):
+            if name.startswith("__"):
+                continue
+            if isinstance(value, ModuleType):
+                known[name] = ["module", value.__name__]
+            elif callable(value):
+                known[name] = self._data(value)
+            else:
+                # A value that is no plain data is left out: tests cannot have it from the code
+                with contextlib.suppress(Exception):
+                    known[name] = wire.packed(value, _refused)
+        return known
+
+    def _data(self, value: Any) -> Any:
+        return wire.packed(value, self._described)
+
+    def _value(self, data: Any) -> Any:
+        return wire.unpacked(data, self._made)
+
+    def _made(self, tag: str, body: Any) -> Any:
+        """Return the object of a number of this process, or a function that calls the judge's function."""
+        if tag == "object":
+            return self._objects[body]
+        if tag == "builtin":
+            return getattr(builtins, body)
+        if tag != "function":
+            raise ValueError(tag)
+
+        def callback(*given: Any, **named: Any) -> Any:
+            reply = self.line.ask(
+                {
+                    "do": "function",
+                    "on": body,
+                    "given": [self._data(part) for part in given],
+                    "named": {name: self._data(part) for name, part in named.items()},
+                }
+            )
+            if "raised" in reply:
+                kind = getattr(builtins, str(reply["raised"]), RuntimeError)
+                raise kind(reply.get("text", ""))
+            return self._value(reply["value"])
+
+        return callback
+
+    def _described(self, value: Any) -> Any:
+        """Return the description of an object that is no plain data. The judge gets a number for the object."""
+        number = id(value)
+        self._objects[number] = value
+        if wire.builtin_name(value) and isinstance(value, type):
+            return ["builtin", value.__name__]
+        if isinstance(value, type):
+            return ["class", self._described_class(value)]
+        if inspect.iscoroutine(value):
+            return ["coroutine", number]
+        described = self._described_class(type(value))
+        base = self._base(value)
+        return ["object", {"number": number, "class": described, "base": base}]
+
+    def _base(self, value: Any) -> Any:
+        """Return the value of an instance of a subclass of a built-in type, as data; None for other objects."""
+        for kind in _BASES:
+            if isinstance(value, kind):
+                return wire.packed(_plain(kind, value), self._described)
+        return None
+
+    def _described_class(self, kind: type) -> dict[str, Any]:
+        self._objects[id(kind)] = kind
+        bases = [
+            self._described_class(base)
+            for base in kind.__bases__
+            if base.__module__ == _MODULE
+        ]
+        return {
+            "number": id(kind),
+            "name": kind.__name__,
+            "bases": bases,
+            "exception": _builtin_error(kind),
+        }
+
+    def _described_error(self, error: BaseException) -> dict[str, Any]:
+        """Return the description of an exception, with its texts."""
+        kind = type(error)
+        given: Any = []
+        with contextlib.suppress(BaseException):
+            given = [wire.packed(part, _refused) for part in error.args]
+        described = self._described_class(kind)
+        return {"class": described, "own": kind.__module__ == _MODULE, "given": given}
+
+
+def _refused(value: Any) -> Any:
+    raise ValueError(f"a {type(value).__name__} is no plain data")
+
+
+def _plain(kind: Any, value: Any) -> Any:
+    """Return the value of an instance of a subclass of a built-in type, as an instance of the built-in type."""
+    if kind in (list, tuple, set, frozenset):
+        return kind(kind.__iter__(value))
+    if kind is dict:
+        return {key: dict.__getitem__(value, key) for key in dict.__iter__(value)}
+    if kind is str:
+        return str.__str__(value)
+    if kind is bytes:
+        return bytes(memoryview(value))
+    if kind is bool:
+        return value is True
+    return kind.__add__(value, kind())
+
+
+def _builtin_error(kind: type) -> str:
+    """Return the name of the nearest built-in exception class; "" for a class that is no exception."""
+    if not issubclass(kind, BaseException):
+        return ""
+    for base in kind.__mro__:
+        if getattr(builtins, base.__name__, None) is base:
+            return base.__name__
+    return "Exception"
+
+
+def _compiled(code: str) -> Any:
+    """Return the code object of an answer. Raises SyntaxError and ValueError."""
+    return compile(code, "<answer>", "exec", dont_inherit=True)
+
+
+def serve(end: socket.socket) -> None:
+    """Serve the judge until it closes the connection. The process then ends without running exit handlers."""
+    answer = Answer(end)
+    answer.line.serve_all()
+    os._exit(0)
+
+
+def run_program(code: str) -> None:
+    """Run code as a program, with standard input and output. The process ends with the program's exit status."""
+    status = 0
+    try:
+        exec(_compiled(code), {"__name__": "__main__"})
+    except SystemExit as error:
+        status = 0 if error.code in (None, 0) else 1
+    except BaseException:  # noqa: BLE001  # any exception of the code is the answer's own
+        status = 1
+    with contextlib.suppress(Exception):
+        sys.stdout.flush()
+    os._exit(status)

@@ -1,0 +1,146 @@
+"""Runs an answer's code against checks in a judge process, and counts the checks that pass."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import select
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+# The program of the judge process. It imports the modules of this folder, but no other part of rlplace.
+_PROGRAM = """
+import sys, types
+name = ""
+for part in "rlplace.envs.text.code".split("."):
+    name = f"{name}.{part}".lstrip(".")
+    sys.modules[name] = types.ModuleType(name)
+    sys.modules[name].__path__ = []
+sys.modules[name].__path__.append(sys.argv.pop(1))
+from rlplace.envs.text.code import judge
+judge.main()
+"""
+_HERE = str(Path(__file__).parent)
+_CHUNK = 1 << 16
+# Bytes of the report, which has one line for each check
+_LONGEST_REPORT = 1 << 20
+# Seconds for removing the folder of an answer
+_REMOVAL_S = 30.0
+
+
+def run_checks(
+    code: str,
+    checks: Sequence[Mapping[str, Any]],
+    *,
+    timeout_s: float = 10.0,
+    memory_bytes: int = 512 << 20,
+) -> int:
+    """Run `code` in a confined process, and return how many of `checks` it passes.
+
+    `checks`: as `forms.read` returns them. A check that was not reached in time has not passed. Blocks for little more
+    than `timeout_s`; then all processes are dead. The code cannot start processes or threads, cannot reach the network,
+    other processes or other files, and cannot make this function raise an exception.
+    """
+    job = json.dumps({"code": code, "checks": list(checks)})
+    with _folder() as folder, tempfile.TemporaryFile() as given:
+        given.write(job.encode("utf-8"))
+        given.seek(0)
+        reader, writer = os.pipe()
+        with os.fdopen(reader, "rb", buffering=0) as reports:
+            limits = [str(memory_bytes), str(timeout_s)]
+            try:
+                process = subprocess.Popen(
+                    [sys.executable, "-I", "-c", _PROGRAM, _HERE, str(writer), *limits],
+                    stdin=given,
+                    stdout=subprocess.DEVNULL,
+                    stderr=subprocess.DEVNULL,
+                    cwd=folder,
+                    env={
+                        "PATH": os.defpath,
+                        "HOME": folder,
+                        "TMPDIR": folder,
+                        "OMP_NUM_THREADS": "1",
+                        "OPENBLAS_NUM_THREADS": "1",
+                    },
+                    pass_fds=(writer,),
+                    # All that the judge starts is in its session, and can be killed at once
+                    start_new_session=True,
+                )
+            finally:
+                os.close(writer)
+            try:
+                text = _read(reports.fileno(), timeout_s)
+            finally:
+                kill_session(process)
+    return _passed(text, len(checks))
+
+
+@contextlib.contextmanager
+def _folder() -> Iterator[str]:
+    """Provide an empty folder, and remove it with all that the code has left in it."""
+    folder = tempfile.mkdtemp(prefix="rlplace-code-")
+    try:
+        yield folder
+    finally:
+        _remove(folder)
+
+
+def _remove(folder: str) -> None:
+    """Remove a folder with everything in it, as far as the system allows."""
+    try:
+        shutil.rmtree(folder)
+    except (OSError, RecursionError):
+        # `rm` follows folders that are nested more deeply than Python's own function can
+        for command in (["chmod", "-R", "u+rwx"], ["rm", "-rf"]):
+            with contextlib.suppress(OSError, subprocess.SubprocessError):
+                subprocess.run(
+                    [*command, folder],
+                    stdout=subprocess.DEVNULL,
+                    stderr=subprocess.DEVNULL,
+                    timeout=_REMOVAL_S,
+                    check=False,
+                )
+
+
+def _read(fd: int, timeout_s: float) -> bytes:
+    """Return all bytes that are written to a pipe until its other end closes, or until `timeout_s` is over.
+
+    `fd`: file descriptor of the pipe.
+    """
+    deadline = time.monotonic() + timeout_s
+    text = b""
+    while len(text) < _LONGEST_REPORT:
+        readable, _, _ = select.select(
+            [fd], [], [], max(0.0, deadline - time.monotonic())
+        )
+        chunk = os.read(fd, _CHUNK) if readable else b""
+        if not chunk:
+            break
+        text += chunk
+    return text
+
+
+def kill_session(process: subprocess.Popen[bytes]) -> None:
+    """Kill a process that is the first of its session, and all other processes of the session."""
+    # All of them may have ended already
+    with contextlib.suppress(ProcessLookupError):
+        # The number of the session's first process is also that of its group
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+
+
+def _passed(text: bytes, checks: int) -> int:
+    """Return how many checks passed, by the report `text`.
+
+    Only whole lines count, since a kill may have cut off the last line.
+    """
+    lines = text.decode("ascii", "replace").split("\n")[:-1]
+    return sum(f"{number} passed" in lines for number in range(checks))

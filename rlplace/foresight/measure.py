@@ -33,7 +33,7 @@ _TAIL = 12  # last lines of a failed run's output to show
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Variant:
-    """A job under one placement.
+    """A job with one of the placements under which it is measured.
 
     `name`: the variant's name in messages. `mapping`: the whole config.
     """

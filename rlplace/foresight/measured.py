@@ -106,10 +106,10 @@ class MeasuredModel(PerformanceModel):
         iteration: IterationCalls,
         waits: Mapping[str, float],
     ) -> Mapping[str, float]:
-        """Return name -> share from 0 to 1, for stages in which components exchange items: how much they work in turns.
+        """Return name -> a share from 0 to 1 that says how much the components of a stage work in turns.
 
-        0: they work at the same time. 1: only one of them works at a time. `waits`: component -> mean seconds that a
-        rank has waited at channels.
+        A share of 0: they work at the same time; 1: only one of them works at a time. The result has the stages in
+        which components exchange items. `waits`: component -> mean seconds that a rank has waited at channels.
         """
         waiting = _waiting_share(iteration, waits)
         found: dict[str, float] = {}
@@ -444,7 +444,7 @@ def _works(method: str) -> bool:
 
 
 def _turns(stage: str) -> str:
-    """Return the name under which a profile says how much the components of a stage work in turns."""
+    """Return the name under which a profile stores the share in which the components of a stage work in turns."""
     return f"{stage.replace(' ', '_')}/in_turns"
 
 
@@ -484,7 +484,7 @@ def _move_cost(costs: Costs, config: Any, component: str, to: Residency) -> Cost
 def _cost(component: str, call: str) -> str:
     """Return the name of the cost of a call in a profile: `<component>.<call>/<part>`.
 
-    The part is "rest" for moves, as in all jobs, and "seconds" for other calls.
+    The part is "rest" for a move of residency, and "seconds" for any other call.
     """
     part = "rest" if call.startswith("move_") else SECONDS
     return f"{component}.{call}/{part}"

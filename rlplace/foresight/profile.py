@@ -36,11 +36,9 @@ class Point:
     """The measured cost of one lap (one run of a measured part of a call) at one size of work.
 
     `size`: units of work in the lap: rows, tokens, sequences or bytes; 0 if the work has no size. `laps`: number of
-    measured laps.
-    `cpu_s`: mean seconds of a lap on its processor, or on the rank's accelerator. `least_cpu_s`: the same, of the lap
-    with the least waiting.
-    `blocked_s`: further seconds of a lap that need no processor. `spread`: relative standard deviation of `cpu_s` over
-    iterations.
+    measured laps. `cpu_s`: mean seconds of a lap on its processor, or on the rank's accelerator. `least_cpu_s`: the
+    least seconds of a lap on this device, as the median over iterations. `blocked_s`: further seconds of a lap that
+    need no processor. `spread`: relative standard deviation of `cpu_s` over iterations.
     """
 
     size: float

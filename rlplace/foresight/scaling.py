@@ -25,7 +25,7 @@ _SAME = 0.06  # sizes of a profile have two digits
 
 
 class Scaling(enum.Enum):
-    """Which cost to assume for a call with a number of ranks that was not measured.
+    """The assumption about the cost of a call with a number of ranks that was not measured.
 
     SHARED: ranks share the work; used for predictions. LEAST, MOST: the least or the greatest of all possible costs;
     used for the range of a prediction.

@@ -109,7 +109,7 @@ class Answer:
 
     @property
     def gap(self) -> float:
-        """How much better than the best plan another plan could still be, at most, as a share of the best plan's value.
+        """The most by which another plan could still be better than the best plan, as a share of the best plan's value.
 
         0 if the best plan is proven to be the best.
         """
@@ -493,9 +493,9 @@ class _Run:
         )
 
     def _limit(self, number: int) -> float:
-        """Return the value of the best plan but `number` - 1: the `number`-th lowest value so far.
+        """Return the `number`-th lowest value of the objective among the plans found so far.
 
-        If fewer plans were found, return infinity.
+        Return infinity if fewer plans were found.
         """
         own = {id(found.prediction): found.value for found in self.found.values()}
         values = sorted((self.rivals | own).values())

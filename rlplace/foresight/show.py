@@ -40,9 +40,9 @@ def foreseen(
 ) -> Prediction:
     """Return the prediction of a plan, from the profile that its config names or else from the job's newest profile.
 
-    `words`: the words of the job's command line, for the fix of an error. `tell`: called with a line of text that names
-    the file, if the newest profile is used. Raises ConfigError if there is no profile of this job, or if the job cannot
-    be predicted.
+    `words`: the words of the job's command line; errors propose a command made from them. `tell`: called with a line of
+    text that names the file, if the newest profile is used. Raises ConfigError if there is no profile of this job, or
+    if the job cannot be predicted.
     """
     if not can_predict(config):
         problems = []

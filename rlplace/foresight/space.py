@@ -240,7 +240,7 @@ class Space:
 
     @cached_property
     def _alike(self) -> tuple[int, ...]:
-        """For each node, a number that equal nodes share. The driver's node has a number of its own."""
+        """For each node, the number of its class of equal nodes. The driver's node is a class of its own."""
         kinds: dict[object, int] = {}
         return tuple(
             kinds.setdefault(

@@ -61,9 +61,9 @@ class ChannelPlan:
     """One channel of the run. Its capacity is so large that no stage waits forever for room.
 
     `source`, `target`: the sending and the receiving component. `keys`: keys of target rank 0, then of rank 1, and so
-    on. `why`: the reason for the capacity. `targets`: places of the target ranks. `waiting`: by target rank, the most
-    items under way to it. `inside`: by target rank, 1 if all its senders are in its own process, else 0. `depth`:
-    capacity for each item under way. `declared`: whether a custom job declares the channel.
+    on. `why`: the reason for the capacity. `targets`: node and accelerators of each target rank. `waiting`: by target
+    rank, the most items under way to it. `inside`: by target rank, 1 if all its senders are in its own process, else 0.
+    `depth`: places in the channel for each item under way. `declared`: whether a custom job declares the channel.
     """
 
     name: str
@@ -316,7 +316,7 @@ def channel_plan(
     `waiting`: by target rank, the most items under way to the rank; or a single number, for a channel with one key,
     which is at target rank 0. `why`: the reason for the capacity, in words. `inside`: by target rank, 1 if all its
     senders are in its own process, else 0; None: 0 for all ranks. `groups`: number of keys of each target rank, one for
-    each stage group; 0: one key. `depth`: capacity for each item under way.
+    each stage group; 0: one key. `depth`: places in the channel for each item under way.
     """
     at = placement.locations(target)
     if isinstance(waiting, int):
@@ -356,9 +356,10 @@ def plan_weights(
 
 
 def participants_of(channel: ChannelPlan, placement: HybridComponentPlacement) -> int:
-    """Return an upper bound on the number of ranks and tools that use one location of a channel.
+    """Return an upper bound on the number of processes that use one location of a channel.
 
-    It is also an upper bound on the number of requests that wait at that location.
+    They are ranks, the driver and command-line tools. The number is also an upper bound on the number of requests that
+    wait at that location.
     """
     users = (channel.source, channel.target)
     return participants_for(sum(map(placement.world_size, users)))
@@ -377,8 +378,8 @@ def _inside(
 ) -> bytearray:
     """Return, by target rank, 1 if all items for the rank come from its own process, else 0.
 
-    `givers`, `takers`: source rank and target rank of each share of a route. `sources`, `targets`: places of all ranks
-    of the source component and of the target component.
+    `givers`, `takers`: source rank and target rank of each share of a route. `sources`, `targets`: node and
+    accelerators of every rank of the source component and of the target component.
     """
     shared = sources.process != "" and sources.process == targets.process
     inside = bytearray([shared]) * len(targets.node)

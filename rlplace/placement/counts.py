@@ -147,7 +147,7 @@ def _each(items: int, takers: int) -> str:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Savings:
-    """How many accelerators are in use, and how many would be in use if no component shared accelerators.
+    """The numbers of accelerators that a placement uses, and that it would use if no component shared accelerators.
 
     `by_component`: component -> number of accelerators that it uses. `used`: number of accelerators that any component
     uses.

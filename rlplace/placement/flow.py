@@ -45,7 +45,7 @@ class Route:
     Source ranks and target ranks hold contiguous blocks of rows, in rank order. All source blocks have the same number
     of rows. The sizes of two target blocks differ by at most one row. Share i is the rows edges[i]..edges[i+1]-1, from
     rank sources[i] to rank targets[i]. `name`: name of the data. `source`, `target`: the components. `origin`,
-    `destination`: places of all ranks of the source and of the target.
+    `destination`: node and accelerators of every rank of the source and of the target.
     """
 
     name: str = ""  # name of the data
@@ -155,7 +155,7 @@ def transport_between(
 ) -> Transport:
     """Return the transport from rank `source` of one component to rank `target` of another component.
 
-    `sources`, `targets`: places of all ranks of the first and of the second component.
+    `sources`, `targets`: node and accelerators of every rank of the first and of the second component.
     """
     if source == target and sources.process and sources.process == targets.process:
         return Transport.SAME_PROCESS
@@ -215,7 +215,7 @@ def copy_nearest(
     takers = placement.locations(target)
 
     def places(node: int, first: int, count: int) -> tuple[tuple[str, int], ...]:
-        """Return the places of a rank as (kind, number): its accelerators, its node, and the cluster, in this order.
+        """Return where a rank is, as pairs (kind, number): its accelerators, its node, and the cluster, in this order.
 
         `node`: node of the rank. `first`, `count`: its first accelerator, and how many accelerators it has.
         """
@@ -341,7 +341,7 @@ class DeviceDelivery(Delivery):
     def cut(self) -> bool:
         """Whether some reader is an engine that splits weights over several GPUs.
 
-        Such an engine gets whole weights, one by one.
+        Such an engine gets whole weight tensors, one after the other, and keeps its parts of them.
         """
         return any(parts > 1 for parts in self.parts)
 

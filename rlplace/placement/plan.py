@@ -65,7 +65,7 @@ class Plan:
 
     @property
     def savings(self) -> Savings:
-        """How many accelerators are in use, and how many would be in use if components shared none."""
+        """The numbers of accelerators that the plan uses, and that it would use if components shared none."""
         sizes = {
             c: len(self.placement.accelerators(c)) for c in self.placement.components
         }

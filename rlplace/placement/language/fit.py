@@ -17,7 +17,7 @@ MOST_RANKS_EACH = 1024  # on one accelerator; more is a typing mistake
 def has_no_ranks(text: Text, error: str, faults: list[Fault]) -> bool:
     """Return whether a placement text names no ranks, that is, has no ":". If it has a ":", add a fault to `faults`.
 
-    `error`: which error of the code `bad-placement` the fault gets.
+    `error`: name of the fault's error message, one of the messages of the error code `bad-placement`.
     """
     at = text.text.find(":")
     if at < 0:
@@ -149,7 +149,7 @@ def _check_rank_order(
 def _check_cut(
     text: Text, segments: Sequence[Segment], pool: Pool, faults: list[Fault]
 ) -> None:
-    """Add a fault for each segment with a rank whose accelerators would be on two nodes, or of two products."""
+    """Add a fault for each segment with a rank whose accelerators would be on two nodes, or of two accelerator models."""
     # A segment, and the interval that begins within one of its ranks
     cut: list[tuple[Segment, Interval]] = []
     for segment in segments:
@@ -173,7 +173,7 @@ def _check_cut(
 def crossing(before: Interval, after: Interval) -> str:
     """Return the error code for a rank that lies on two intervals: "rank-spans-nodes" or "rank-spans-products".
 
-    `before`, `after`: the intervals, which are on two nodes, or on one node but of two products.
+    `before`, `after`: the intervals, which are on two nodes, or on one node but of two accelerator models.
     """
     if before.node == after.node:
         return "rank-spans-products"
@@ -189,8 +189,8 @@ def respread(
 ) -> tuple[Segment, ...]:
     """Return segments with consecutive ranks, which are spread over `pieces` by the rule `spread`.
 
-    `pieces`: numbers of the pool. If a rank would lie on two nodes or products, or numbers would be left over, a fault
-    is added to `faults` and the result is ().
+    `pieces`: numbers of the pool. If a rank would lie on two nodes or accelerator models, or numbers would be left
+    over, a fault is added to `faults` and the result is ().
     """
     each = spread.each
     # Neighbouring pieces are one: a rank may lie across their border.

@@ -24,7 +24,7 @@ HYBRID = "hybrid"  # some shared
 
 
 class HybridComponentPlacement:
-    """The slots of all ranks of a job. Immutable; slots are computed on first use.
+    """The place (slot) of every rank of a job: its node and accelerators. Immutable; slots are computed on first use.
 
     Arguments: `cfg`: a Config, its cluster block, or one of these as a plain mapping. `cluster`: the machines.
     `components`: the components of the algorithm; None: any name may be placed. `sources`: key path -> the place in the

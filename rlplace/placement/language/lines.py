@@ -38,8 +38,9 @@ class Line:
     `names`: the components in its key. `whole`: key and value of the line. `where`: the part of the value that gives
     the place. `pool`: the accelerators, nodes or other hardware that its numbers count. `asked`: what the line asks
     for: segments (ranks on numbers); a count of numbers; REST: all numbers that are left; or the name of the component
-    whose place it takes. `spread`: how ranks are spread over a count of numbers. `shares_process`: whether its ranks
-    share processes with ranks of other components at the same place.
+    whose place it takes. `spread`: how ranks are spread over a count of numbers. `parallel`: the parallel sizes that
+    the line gives. `shares_process`: whether its ranks share processes with ranks of other components at the same
+    place.
     """
 
     names: tuple[str, ...]

@@ -76,9 +76,9 @@ def preset_roles(components: Sequence[str] | None) -> list[str]:
 def _rows_of(preset: Text, names: Sequence[str], faults: list[Fault]) -> list[Sets]:
     """Return the rows of a preset. For an unknown preset, return [] and add a fault to `faults`.
 
-    A row is a list of sets of components. The components of a set share accelerators. The sets of a row lie side by
-    side, from the first accelerator on; rows lie on top of each other. `preset`: the name of the preset. `names`: the
-    components.
+    A row is a list of sets of components. The components of a set share accelerators. The sets of a row get different
+    accelerators, side by side from the first accelerator on. Every row starts at the first accelerator again, so
+    components of different rows share accelerators. `preset`: the name of the preset. `names`: the components.
     """
     words = [word.strip() for word in str(preset.value).split("+")]
     if words == ["hybrid"]:

@@ -86,7 +86,7 @@ class HasTopology(Protocol):
 
 
 class PlacementStrategy(Protocol):
-    """A rule that decides where the processes of one group run."""
+    """A rule that decides on which nodes and accelerators the processes of one worker group run."""
 
     def get_placement(
         self, cluster: HasTopology, isolate_accelerator: bool = True
@@ -270,7 +270,8 @@ def _locate(held: Sequence[Sequence[int]], pool: Pool, key: str) -> list[Interva
     """Return the interval of the pool on which each rank lies.
 
     `held`: for each rank, its numbers of `pool`, ascending. `key`: the key path or class that an error names. Raise
-    PlacementError if a number does not exist or is given twice in a rank, or if a rank lies on two nodes or products.
+    PlacementError if a number does not exist or is given twice in a rank, or if a rank lies on two nodes or accelerator
+    models.
     """
     if not held:
         raise PlacementError(

@@ -46,8 +46,8 @@ class HardwareItem:
 class Interval(NamedTuple):
     """Neighbouring numbers of a pool that one rank may have together.
 
-    They are on one node and, if they are accelerators, of one product. `numbers`: numbers in the pool. `base`: number
-    in the cluster of the first accelerator. `node_group`: label of the group.
+    They are on one node and, if they are accelerators, of one accelerator model. `numbers`: numbers in the pool.
+    `base`: number in the cluster of the first accelerator. `node_group`: label of the group.
     """
 
     numbers: range  # in the pool
@@ -66,8 +66,8 @@ class Pool:
     """The numbers 0..count-1 of accelerators, nodes or other hardware, and the place of each number.
 
     A pool has at least one number. A lookup takes time logarithmic in the number of nodes. `label`: the node group or
-    groups. `noun`: what a number stands for. `intervals`: in ascending order, without gaps. `items`: by number, the
-    hardware items of a pool of hardware.
+    groups. `noun`: what a number stands for, such as "accelerator". `intervals`: in ascending order, without gaps.
+    `items`: by number, the hardware items of a pool of hardware.
     """
 
     label: str  # the node group or groups as written

@@ -16,22 +16,22 @@ _KINDS = {"hbm2", "hbm2e", "hbm3", "hbm3e"}
 
 @functools.cache
 def products() -> Mapping[str, int]:
-    """Return product -> memory of one accelerator in bytes, for the products in products.toml."""
+    """Return accelerator model -> memory of one accelerator in bytes, for the models in products.toml."""
     file = Path(__file__).with_name("products.toml")
     rows = tomllib.loads(file.read_text(encoding="utf-8"))
     return {name.replace(" ", ""): int(gib * (1 << 30)) for name, gib in rows.items()}
 
 
 def memory_of(product: str) -> int:
-    """Return the memory in bytes that CUDA offers on one accelerator of a product; 0 if the product is not known.
+    """Return the memory in bytes that CUDA offers on one accelerator of a model; 0 if the model is not known.
 
-    `product`: its name, as a config, nvidia-smi or Ray writes it.
+    `product`: name of the accelerator model, as a config, nvidia-smi or Ray writes it.
     """
     return products().get(known_name(product), 0)
 
 
 def known_name(product: str) -> str:
-    """Return the name of a product in the form that `products` uses.
+    """Return the name of an accelerator model in the form that `products` uses.
 
     This form is in lower case, without maker, socket, kind of memory and spaces.
     """

@@ -122,9 +122,9 @@ def named(noun: str, piece: range, one: str = "", several: str = "are") -> str:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Run:
-    """Neighbouring accelerators of one node that are all of one product.
+    """Neighbouring accelerators of one node that are all of one model.
 
-    `count`: how many. `memory_bytes`: memory of one accelerator; 0: not known.
+    `count`: their number. `product`: the accelerator model. `memory_bytes`: memory of one accelerator; 0: not known.
     """
 
     count: int
@@ -137,9 +137,10 @@ class Node:
     """One machine. Its n accelerators have local numbers 0..n-1 and global numbers `first`..`first + n - 1`.
 
     `accelerators`: their number. `kind`: "cuda" or "emulated". `memory_bytes`: memory of one accelerator, the least
-    where they differ; 0: not known. `product`: product of the accelerators; "": not known. `nvlink_gb_per_s`: rate
-    between two accelerators. `pcie_gb_per_s`: rate to host memory. `network_gb_per_s`: rate of each accelerator to
-    other nodes. Rates of 0 are not known. `runs`: only if the node has accelerators of several products.
+    where they differ; 0: not known. `product`: model of the accelerators, such as "H100"; "": not known.
+    `nvlink_gb_per_s`: rate between two accelerators. `pcie_gb_per_s`: rate to host memory. `network_gb_per_s`: rate of
+    each accelerator to other nodes. Rates of 0 are not known. `runs`: only if the node has accelerators of several
+    models.
     """
 
     rank: int
@@ -164,7 +165,7 @@ class Node:
 
     @property
     def alike(self) -> tuple[Run, ...]:
-        """The accelerators of this node in order, as runs of the same product; () for a node without accelerators."""
+        """The accelerators of this node in order, as runs of the same model; () for a node without accelerators."""
         if self.runs:
             return self.runs
         if not self.accelerators:
@@ -342,8 +343,8 @@ def declare_topology(
 def _declared(declared: NodeConfig, rank: int, first: int, kind: str) -> Node:
     """Return one machine of an entry of `cluster.nodes`.
 
-    If the entry declares no memory, the memory of the product is used. `declared`: the entry. `rank`: rank of the
-    machine. `first`: number in the cluster of its first accelerator. `kind`: "cuda" or "emulated".
+    If the entry declares no memory, the memory of its accelerator model is used. `declared`: the entry. `rank`: rank of
+    the machine. `first`: number in the cluster of its first accelerator. `kind`: "cuda" or "emulated".
     """
     runs = []
     for mixed in declared.mixed:

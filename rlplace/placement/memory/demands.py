@@ -33,7 +33,7 @@ _MOMENTS = 2  # of Adam
 
 
 class Part(enum.Enum):
-    """What bytes on an accelerator are used for."""
+    """The purpose of bytes on an accelerator, such as gradients or the KV cache."""
 
     PARAMETERS = "parameters"
     GRADIENTS = "gradients"
@@ -54,7 +54,7 @@ class Part(enum.Enum):
 
 
 class HostPart(enum.Enum):
-    """What bytes on a host are used for."""
+    """The purpose of bytes on a host, such as copies of offloaded weights."""
 
     OFFLOADED = "offloaded copies"
     DECLARED = "as declared"
@@ -203,7 +203,8 @@ class Footprint:
         """Return the footprint corrected by measurements of an earlier run.
 
         `measured`: residency -> measured bytes, which replace the computed bytes. `unforeseen`: residency -> bytes that
-        are added to the computed bytes. With `unforeseen`, a later change of the demand still changes the result.
+        are added to the computed bytes. A later change of the demand changes a result with `unforeseen`, but not bytes
+        that `measured` replaces.
         """
         held = dict(self.held)
         for residency, parts in self.held.items():

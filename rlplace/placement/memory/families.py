@@ -67,7 +67,7 @@ _OWN_KEYS = ("path", "kind")  # keys of this project, which no config.json has
 
 
 def description_of(config: Mapping[str, object], key: str) -> Mapping[str, Any]:
-    """Return the description of the family of a model.
+    """Return the description of a model family: its weights, and what each kind of layer saves for the backward pass.
 
     `config`: the content of its config.json. `key`: key path of the model in the job's config, for errors. Raises
     ConfigError if no description is shipped and transformers is missing or does not know the family.
@@ -80,13 +80,16 @@ def description_of(config: Mapping[str, object], key: str) -> Mapping[str, Any]:
 
 @functools.cache
 def shipped(family: str) -> Mapping[str, Any]:
-    """Return the description of a model family that comes with rlplace. The family must be in `SHIPPED`."""
+    """Return the description of a model family that comes with rlplace: its weights and kinds of layers.
+
+    The family must be in `SHIPPED`.
+    """
     file = Path(__file__).with_name("descriptions") / f"{family}.toml"
     return tomllib.loads(file.read_text(encoding="utf-8"))
 
 
 def _described(config: Mapping[str, object], key: str) -> Mapping[str, Any]:
-    """Return the description of a model that the transformers library generates.
+    """Return the description of a model (its weights and kinds of layers), generated with the library transformers.
 
     `config`: the content of its config.json. `key`: key path of the model in the job's config, for errors. Raises
     ConfigError if transformers is missing or does not know the family. The error does not suggest a family with a

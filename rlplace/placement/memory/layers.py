@@ -49,7 +49,7 @@ class Weight:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Saved:
-    """How many numbers per token one layer saves for the backward pass, without attention's s x s matrix.
+    """The count of numbers per token that a layer saves for the backward pass, without attention's s x s matrix.
 
     `compute`: numbers in the dtype of the computation. `float32`: numbers in float32. `compute_cut`, `float32_cut`:
     further numbers of the two dtypes, which tensor parallelism divides among the ranks.

@@ -70,7 +70,7 @@ class Letters:
 
     @property
     def problems(self) -> list[Problem]:
-        """The problems of all letters that were read, in the order in which the description lists its letters."""
+        """The problems of all letters (variables) that were read, in the order of the description."""
         names = (*self._letters, "")
         return [self._problems[name] for name in names if name in self._problems]
 
@@ -79,7 +79,7 @@ class Letters:
         return self._config.get("model_type")
 
     def give(self, name: str, value: int) -> None:
-        """Set the value of a letter that is not read from the config.json."""
+        """Set the value of a letter (a variable of the description) that is not read from the config.json."""
         self._values[name] = value
 
     def __getitem__(self, name: str) -> Any:
@@ -101,8 +101,9 @@ class Letters:
     ) -> int:
         """Return the whole number at key `name` of the config.json, or `default` if the key is missing.
 
-        `least`: the smallest number accepted. `letter`: the letter that the key gives. For a wrong number, or a missing
-        number without a default, a problem of this letter is recorded, and 1 is returned.
+        `least`: the smallest number accepted. `letter`: the letter (variable of the description) whose value the key
+        gives. For a wrong number, or a missing number without a default, a problem of this letter is recorded, and 1 is
+        returned.
         """
         value = self._config.get(name)
         if value is None and default is not None:
@@ -157,7 +158,7 @@ class Letters:
 
 @functools.cache
 def meaning(expression: str) -> _Meaning:
-    """Return the function that computes an expression of a model description from letters and a layer number.
+    """Return the function that computes an expression of a model description from its variables and a layer number.
 
     Raises ValueError for syntax that an expression cannot have.
     """

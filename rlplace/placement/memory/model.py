@@ -251,7 +251,7 @@ def with_bits(model: ModelShape, quantised: Mapping[str, Any]) -> ModelShape:
 def _shape(record: Mapping[str, Any], letters: Letters, head: Head) -> ModelShape:
     """Return the shape of a model, with the output head `head`.
 
-    `record`: the description of the whole model. `letters`: the values of its letters.
+    `record`: the description of the whole model. `letters`: the values of its variables.
     """
     hidden = int(letters.value(record["hidden"]))
     attention = Attention(hidden=hidden, **_numbers(record["attention"], letters))
@@ -291,9 +291,9 @@ def _with_text(
 ) -> ModelShape:
     """Return the shape of a model whose decoder has a description of its own.
 
-    `record`: the description of the whole model. `letters`: the values of its letters. `config`: the config.json of the
-    model, in which one block has the keys of the decoder. `head`: the output head. `key`: key path of the model in the
-    job's config, for errors.
+    `record`: the description of the whole model. `letters`: the values of its variables. `config`: the config.json of
+    the model, in which one block has the keys of the decoder. `head`: the output head. `key`: key path of the model in
+    the job's config, for errors.
     """
     text = record["text"]
     own = config.get(text["key"])
@@ -311,8 +311,8 @@ def _with_text(
 def _blocks(rows: Sequence[Mapping[str, Any]], letters: Letters) -> Iterator[Block]:
     """Yield the kinds of layers that the model has, as its config.json says.
 
-    `rows`: all kinds of layers in a description. `letters`: the values of its letters; those of kinds that the model
-    does not have are not read.
+    `rows`: all kinds of layers in a description. `letters`: the values of the description's variables; those of kinds
+    that the model does not have are not read.
     """
     for row in rows:
         layers = int(letters.value(row["layers"]))
@@ -343,7 +343,8 @@ def _weights(
 ) -> Iterator[Weight]:
     """Yield those of the described weights that the model has.
 
-    `rows`: weights in a description. `letters`: the values of its letters. `layer`: prefix of the names of the weights.
+    `rows`: weights in a description. `letters`: the values of the description's variables. `layer`: prefix of the names
+    of the weights.
     """
     for row in rows:
         if letters.value(row.get("if", True)):

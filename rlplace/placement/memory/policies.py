@@ -27,14 +27,17 @@ _SIZE_OF = {"float32": _FLOAT32, "uint8": 1}
 
 @runtime_checkable
 class Choices(Protocol):
-    """Discrete actions. `n`: the number of choices, or a tuple with one number for each element of an action."""
+    """A space of discrete actions.
+
+    `n`: the number of choices, or a tuple with one number for each element of an action.
+    """
 
     @property
     def n(self) -> int | tuple[int, ...]: ...
 
 
 class Vector(Protocol):
-    """Continuous actions: arrays of numbers."""
+    """A space of continuous actions, which are arrays of numbers."""
 
     @property
     def shape(self) -> tuple[int, ...]: ...
@@ -80,7 +83,7 @@ def observation_bytes(spaces: PolicySpaces) -> int:
 
 
 def outputs_of(actions: Choices | Vector) -> int:
-    """Return the number of outputs that a policy needs for these actions."""
+    """Return the number of outputs that a policy needs for the action space `actions`."""
     if isinstance(actions, Choices):
         if isinstance(actions.n, int):
             return actions.n

@@ -33,7 +33,7 @@ _ACCURACY = (
 
 
 def render_ledger(ledger: MemoryLedger) -> str:
-    """Return the ledger as text: a verdict, a table for each kind of accelerator and host, and how exact numbers are.
+    """Return the ledger as text: a verdict, a table for each kind of accelerator and host, and a note on accuracy.
 
     The text has 100 columns of plain ASCII.
     """

@@ -132,7 +132,7 @@ class Box:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class _Layout:
-    """Where the parts of the page are, in pixels. Every stage has a column that is `width` wide.
+    """The positions of the parts of the page, in pixels. Every stage has a column that is `width` wide.
 
     `page`: width of the page. `left`: x of the first stage. `extra`: by how much everything below the names of the
     components moves down. `notes`: for each stage, lines (arrow, text) about its moves. `elsewhere`: (component, y) for

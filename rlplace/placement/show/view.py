@@ -134,8 +134,8 @@ class PlanView:
     `name`: name of the config. `machines`: the machines in words. `ahead`: how far rollout may run ahead of learning,
     in words; "" if they take turns. `channels`: each channel with a text that says where its items are. `folds`: the
     nodes; equal neighbours are one entry. `counts`: numbers of a job on language models, with their reasons.
-    `shortages`: problems of memory. `comparison`: numbers of a placement in which no accelerator is shared, beside
-    those of this one; None if no component has accelerators.
+    `shortages`: problems of memory that does not suffice. `comparison`: numbers of a placement in which no accelerator
+    is shared, beside those of this one; None if no component has accelerators.
     """
 
     name: str  # of the config
@@ -264,7 +264,7 @@ def _fullest_bytes(ledger: MemoryLedger) -> int:
 
 
 def _products(topology: Topology) -> str:
-    """Return the products of the accelerators as text, such as `H100, 80 GiB each`; several are joined by " + "."""
+    """Return the models of the accelerators as text, such as `H100, 80 GiB each`; several are joined by " + "."""
     # A dict keeps the order of the nodes.
     words: dict[str, None] = {}
     for node in topology.nodes:

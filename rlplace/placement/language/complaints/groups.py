@@ -14,7 +14,7 @@ from rlplace.placement.machines.topology import Ranges, named
 
 
 def _no_label(fault: Fault) -> Facts:
-    """Return values for the error message about a missing label.
+    """Return name -> value for the error message about a missing label.
 
     `line`: a corrected line that names the last group of the cluster.
     """
@@ -22,7 +22,7 @@ def _no_label(fault: Fault) -> Facts:
 
 
 def _unknown_group(fault: Fault) -> Facts:
-    """Return values for the error message about a node group that does not exist.
+    """Return name -> value for the error message about a node group that does not exist.
 
     `meant`: the suggestion of a similar label, if there is one. `line`: a corrected line with that label.
     """
@@ -35,7 +35,7 @@ def _unknown_group(fault: Fault) -> Facts:
 
 
 def _group_twice(fault: Fault) -> Facts:
-    """Return values for the error message about a node group that is named twice.
+    """Return name -> value for the error message about a node group that is named twice.
 
     `line`: a corrected line that names each group once.
     """
@@ -43,7 +43,7 @@ def _group_twice(fault: Fault) -> Facts:
 
 
 def _first_group(fault: Fault) -> Facts:
-    """Return values for the error message about node groups that cannot be joined.
+    """Return name -> value for the error message about node groups that cannot be joined.
 
     `line`: a corrected line that names only the first group.
     """
@@ -51,7 +51,7 @@ def _first_group(fault: Fault) -> Facts:
 
 
 def _free_label(fault: Fault) -> Facts:
-    """Return values for the error message about a label that a node group cannot have.
+    """Return name -> value for the error message about a label that a node group cannot have.
 
     `free`: a label that can be used instead.
     """
@@ -67,7 +67,7 @@ def _named(nodes: Ranges) -> str:
 
 
 def _outside(fault: Fault) -> Facts:
-    """Return values for the error message about nodes that are not in the node group.
+    """Return name -> value for the error message about nodes that are not in the node group.
 
     `nodes`: these nodes, as text. `line`: a corrected line with all nodes of the group.
     """
@@ -76,7 +76,7 @@ def _outside(fault: Fault) -> Facts:
 
 
 def _item_outside(fault: Fault) -> Facts:
-    """Return values for the error message about hardware on a node that is not in the node group.
+    """Return name -> value for the error message about hardware on a node that is not in the node group.
 
     `node`: the node. `line`: a corrected line with the first node of the group.
     """
@@ -86,7 +86,7 @@ def _item_outside(fault: Fault) -> Facts:
 
 
 def _two_envs(fault: Fault) -> Facts:
-    """Return values for the error message about nodes for which two environments are declared.
+    """Return name -> value for the error message about nodes for which two environments are declared.
 
     `nodes`: these nodes, as text. `line`: a corrected line with the nodes that have no environment yet.
     """

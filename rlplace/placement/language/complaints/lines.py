@@ -21,7 +21,7 @@ from rlplace.placement.machines.topology import Ranges
 
 
 def _empty_block(fault: Fault) -> Facts:
-    """Return values for the error message about an empty `component_placement` block.
+    """Return name -> value for the error message about an empty `component_placement` block.
 
     `lines`: one line for each component that has to be placed. `first`: the first of these components.
     """
@@ -31,7 +31,7 @@ def _empty_block(fault: Fault) -> Facts:
 
 
 def _cut_key(fault: Fault) -> Facts:
-    """Return values for the error message about a key that YAML has cut at a comma.
+    """Return name -> value for the error message about a key that YAML has cut at a comma.
 
     `got`: the pieces as YAML reads them. `empty`: the pieces without a value. `line`: a corrected line with the whole
     key in quotes.
@@ -46,7 +46,7 @@ def _cut_key(fault: Fault) -> Facts:
 
 
 def _cut_value(fault: Fault) -> Facts:
-    """Return values for the error message about a block with values that YAML has cut at commas.
+    """Return name -> value for the error message about a block with values that YAML has cut at commas.
 
     `pieces`: the keys that are pieces of values. `line`: a corrected line of the block.
     """
@@ -54,7 +54,7 @@ def _cut_value(fault: Fault) -> Facts:
 
 
 def _cut_lines(fault: Fault) -> Facts:
-    """Return values for the error message about a block with keys and values that YAML has cut at commas.
+    """Return name -> value for the error message about a block with keys and values that YAML has cut at commas.
 
     `pieces`: the keys that are pieces of values. `line`: a corrected line of the block. A key without a value belongs
     to the next key: {actor: null, env: 0-3} was written as {actor,env: 0-3}.
@@ -77,7 +77,7 @@ def _whole(block: Text) -> dict[str, object]:
 
 
 def _cut(block: Text, meant: Mapping[str, object]) -> Facts:
-    """Return values for the error message about a block that YAML has cut at commas.
+    """Return name -> value for the error message about a block that YAML has cut at commas.
 
     `meant`: the block as it was meant. Returned are `pieces`, the keys that are pieces of values, and `line`, a
     corrected line of the block.
@@ -99,7 +99,7 @@ def _whole_line(fault: Fault) -> Facts:
 
 
 def _no_name(fault: Fault) -> Facts:
-    """Return values for the error message about an empty name in a key, such as `actor,,env`.
+    """Return name -> value for the error message about an empty name in a key, such as `actor,,env`.
 
     `got`: the line. `line`: a corrected line without the empty name.
     """
@@ -108,7 +108,7 @@ def _no_name(fault: Fault) -> Facts:
 
 
 def _unknown_name(fault: Fault) -> Facts:
-    """Return values for the error message about a component that does not exist.
+    """Return name -> value for the error message about a component that does not exist.
 
     `got`: the line. `meant`: the suggestion of a similar name, if there is one. `known`: the names that are allowed.
     `line`: if the key has only this name, a corrected line with the similar name; else, words that say what to replace.
@@ -128,7 +128,7 @@ def _unknown_name(fault: Fault) -> Facts:
 
 
 def _unknown_key(fault: Fault) -> Facts:
-    """Return values for the error message about a key that does not exist.
+    """Return name -> value for the error message about a key that does not exist.
 
     `meant`: the suggestion of a key that the line does not have yet: rlplace's name for a key of another library, or a
     similar key. `known`: the keys that are allowed. `line`: a corrected line with the suggested key.
@@ -178,7 +178,7 @@ def _known_places(fault: Fault) -> Facts:
 
 
 def _no_count(fault: Fault) -> Facts:
-    """Return values for the error message about a value that is not a count.
+    """Return name -> value for the error message about a value that is not a count.
 
     `line`: a corrected line. If the value is a number in quotes, the line has this number; else, it has a placeholder.
     """
@@ -190,7 +190,7 @@ def _no_count(fault: Fault) -> Facts:
 
 
 def _no_fraction(fault: Fault) -> Facts:
-    """Return values for the error message about a fraction of the accelerators that is not a whole number.
+    """Return name -> value for the error message about a fraction of the accelerators that is not a whole number.
 
     `line`: a corrected line with the next smaller whole number, at least 1.
     """
@@ -202,7 +202,7 @@ def _no_fraction(fault: Fault) -> Facts:
 
 
 def _alone(fault: Fault) -> Facts:
-    """Return values for the error message about `process: shared` if no other component shares the process.
+    """Return name -> value for the error message about `process: shared` if no other component shares the process.
 
     `remark`: a line for a component that could share the process; "" if there is no such component.
     """
@@ -223,7 +223,7 @@ def _circle(fault: Fault) -> Facts:
 
 
 def _unknown_target(fault: Fault) -> Facts:
-    """Return values for the error message about `same_as` with a component that is not placed.
+    """Return name -> value for the error message about `same_as` with a component that is not placed.
 
     `meant`: the suggestion of a similar component, if there is one. `line`: a corrected line with that component.
     """
@@ -245,7 +245,7 @@ def _nothing_left(fault: Fault) -> Facts:
 
 
 def _no_units(fault: Fault) -> Facts:
-    """Return values for the error message about a count of accelerators that is not a multiple of a unit.
+    """Return name -> value for the error message about a count of accelerators that is not a multiple of a unit.
 
     A unit is the accelerators that must be on one node. `multiple`: the next larger multiple.
     """
@@ -254,7 +254,7 @@ def _no_units(fault: Fault) -> Facts:
 
 
 def _not_free(fault: Fault) -> Facts:
-    """Return values for the error message about a count that is larger than the number of free accelerators.
+    """Return name -> value for the error message about a count that is larger than the number of free accelerators.
 
     `left`: which accelerators are free, in words. `line`: corrected lines that use the place of another component.
     """
@@ -277,7 +277,7 @@ def _not_free(fault: Fault) -> Facts:
 
 
 def _unknown_preset(fault: Fault) -> Facts:
-    """Return values for the error message about a preset that does not exist.
+    """Return name -> value for the error message about a preset that does not exist.
 
     `meant`: the suggestion of a similar preset, if there is one. `known`: all presets. `line`: a corrected line.
     """
@@ -298,10 +298,10 @@ def _no_such_number(fault: Fault) -> Facts:
 
 
 def _sizes_differ(fault: Fault) -> Facts:
-    """Return values for the error message about a preset whose components share accelerators but have different sizes.
+    """Return name -> value for the error message about a preset whose components share accelerators but differ in size.
 
     `given`: the size of each of these components. `together`: their names. `line`: a line that gives the component with
-    the smallest size the largest size. `at`, `got`: the text to which the error points.
+    the smallest size the largest size. `at`, `got`: the entry to which the error points, and this entry as text.
     """
     sized: Mapping[str, int] = fault.facts["sized"]
     smallest = min(sized, key=lambda name: sized[name])
@@ -313,10 +313,10 @@ def _sizes_differ(fault: Fault) -> Facts:
 
 
 def _too_few(fault: Fault) -> Facts:
-    """Return values for the error message about a preset with too few accelerators for its sets of components.
+    """Return name -> value for the error message about a preset with too few accelerators for its sets of components.
 
     `line`: corrected lines: equal sizes for all components that have a size, or, if none has a size, a total of one
-    accelerator per set. `at`, `got`: the text to which the error points.
+    accelerator per set. `at`, `got`: the entry to which the error points, and this entry as text.
     """
     sets = fault.facts["sets"]
     sizes = fault.facts["sizes"]

@@ -28,7 +28,7 @@ _LONGEST_PIECE = 40  # characters that an error repeats
 
 
 def _other_type(fault: Fault) -> Facts:
-    """Return values for the error message about an item that is neither a number nor a text.
+    """Return name -> value for the error message about an item that is neither a number nor a text.
 
     `kind`: the name of its type.
     """
@@ -42,9 +42,9 @@ def _other_type(fault: Fault) -> Facts:
 
 
 def _other_number(fault: Fault) -> Facts:
-    """Return values for the error message about a number that cannot name an accelerator, such as 1.5.
+    """Return name -> value for the error message about a number that cannot name an accelerator, such as 1.5.
 
-    `number`: the number as text. `article`: "a" or "an", for the word that follows.
+    `number`: the number as text. `article`: "a" or "an", whichever fits the noun of the pool.
     """
     item = fault.facts["item"]
     number = show(item)
@@ -57,7 +57,7 @@ def _other_number(fault: Fault) -> Facts:
 
 
 def _base_60(fault: Fault) -> Facts:
-    """Return values for the error message about text such as 4:7 that YAML has read as one number in base 60.
+    """Return name -> value for the error message about text such as 4:7 that YAML has read as one number in base 60.
 
     `pair`: the text. `first`, `second`: its two numbers. `line`: a corrected line with what was probably meant: rank 0
     on one accelerator, a range, or all.
@@ -83,7 +83,7 @@ def _base_60(fault: Fault) -> Facts:
 
 
 def _reversed(fault: Fault) -> Facts:
-    """Return values for the error message about a range such as 7-0.
+    """Return name -> value for the error message about a range such as 7-0.
 
     `line`: a corrected line with the smaller number first.
     """
@@ -93,7 +93,7 @@ def _reversed(fault: Fault) -> Facts:
 
 
 def _no_part(fault: Fault) -> Facts:
-    """Return values for the error message about a share such as `part 2/1`, which does not exist.
+    """Return name -> value for the error message about a share such as `part 2/1`, which does not exist.
 
     `line`: a corrected line with the share that was probably meant, such as `part 1/2`.
     """
@@ -109,7 +109,7 @@ def _no_part(fault: Fault) -> Facts:
 
 
 def _slice(fault: Fault) -> Facts:
-    """Return values for the error message about a Python slice such as `0:8`.
+    """Return name -> value for the error message about a Python slice such as `0:8`.
 
     `line`: a corrected line with the numbers that Python means, if they exist; else, rank 0 on the first number.
     """
@@ -124,7 +124,7 @@ def _slice(fault: Fault) -> Facts:
 
 
 def _gaps(fault: Fault) -> Facts:
-    """Return values for the error message about empty pieces between commas.
+    """Return name -> value for the error message about empty pieces between commas.
 
     `line`: a corrected line without these pieces.
     """
@@ -132,7 +132,7 @@ def _gaps(fault: Fault) -> Facts:
 
 
 def _all_ranks(fault: Fault) -> Facts:
-    """Return values for the error message about the word `all` in place of rank numbers.
+    """Return name -> value for the error message about the word `all` in place of rank numbers.
 
     `line`: a corrected line with the rank numbers that follow from the accelerators.
     """
@@ -141,7 +141,7 @@ def _all_ranks(fault: Fault) -> Facts:
 
 
 def _dash(fault: Fault) -> Facts:
-    """Return values for the error message about a dash in place of a hyphen.
+    """Return name -> value for the error message about a dash in place of a hyphen.
 
     `sign`: the dash. `number`: its code point. `line`: a corrected line with hyphens.
     """
@@ -154,7 +154,7 @@ def _dash(fault: Fault) -> Facts:
 
 
 def _unreadable(fault: Fault) -> Facts:
-    """Return values for the error message about a piece that cannot be read.
+    """Return name -> value for the error message about a piece that cannot be read.
 
     `piece`: the piece. `line`: a corrected line with the piece in the notation of placement texts, if its notation is
     known.
@@ -172,7 +172,7 @@ def _unreadable(fault: Fault) -> Facts:
 
 
 def _without_ranks(fault: Fault) -> Facts:
-    """Return values for the error message about rank numbers in a line in which they are not allowed.
+    """Return name -> value for the error message about rank numbers in a line in which they are not allowed.
 
     `line`: a corrected line without rank numbers.
     """
@@ -184,7 +184,7 @@ def _without_ranks(fault: Fault) -> Facts:
 
 
 def _missing(fault: Fault) -> Facts:
-    """Return values for the error message about numbers that do not exist in the pool.
+    """Return name -> value for the error message about numbers that do not exist in the pool.
 
     `missing`: these numbers, in words. `span`: their columns. `line`: a corrected line.
     """
@@ -223,7 +223,7 @@ def _ranks_span(fault: Fault) -> tuple[int, int]:
 
 
 def _too_many(fault: Fault) -> Facts:
-    """Return values for the error message about more ranks than are allowed on a segment's accelerators.
+    """Return name -> value for the error message about more ranks than are allowed on a segment's accelerators.
 
     `ranks`: number of ranks. `on`: the number of accelerators, in words. `span`: columns of the ranks. `line`: a
     corrected line with one rank on each accelerator.
@@ -236,7 +236,7 @@ def _too_many(fault: Fault) -> Facts:
 
 
 def _uneven(fault: Fault) -> Facts:
-    """Return values for the error message about ranks that do not divide evenly over their accelerators.
+    """Return name -> value for the error message about ranks that do not divide evenly over their accelerators.
 
     `ranks`, `count`: numbers of ranks and accelerators of the segment. `lines`: two corrected lines, which mend all
     such segments of the text; one has fewer ranks, the other has more.
@@ -265,9 +265,10 @@ def _uneven(fault: Fault) -> Facts:
 
 
 def _twice(fault: Fault) -> Facts:
-    """Return values for the error message about accelerators that are named twice.
+    """Return name -> value for the error message about accelerators that are named twice.
 
-    `numbers`: these accelerators, in words. `span`: their columns. `line`: a corrected line with each accelerator once.
+    `numbers`: these accelerators, in words. `span`: their columns. `line`: a corrected line that names each accelerator
+    once.
     """
     segments: Sequence[Segment] = fault.facts["segments"]
     once = Ranges.of(segment.accelerators for segment in segments)
@@ -280,7 +281,7 @@ def _twice(fault: Fault) -> Facts:
 
 
 def _rank_order(fault: Fault) -> Facts:
-    """Return values for the error message about ranks that are given twice or left out.
+    """Return name -> value for the error message about ranks that are given twice or left out.
 
     `ranks`: these ranks, in words. `span`: the columns of ranks. `line`: a corrected line with consecutive ranks.
     """
@@ -290,7 +291,7 @@ def _rank_order(fault: Fault) -> Facts:
 
 
 def _cut_rank(fault: Fault) -> Facts:
-    """Return values for the error message about a rank whose accelerators are on two nodes or of two products.
+    """Return name -> value for the error message about a rank that lies on two nodes or on two accelerator models.
 
     `rank`: the rank. `held`: its accelerators. `on`, `rule`: words about where it lies, and why that is wrong. `line`:
     a corrected line in which the ranks of all such segments have fewer accelerators.
@@ -322,7 +323,8 @@ def _cut_rank(fault: Fault) -> Facts:
 def between(before: Interval, after: Interval, pool: Pool) -> tuple[str, str]:
     """Return (where, why): words for the error message about a rank that lies on both intervals.
 
-    `before`, `after`: the intervals, which are on two nodes, or of two products. `pool`: what their numbers count.
+    `before`, `after`: the intervals, which are on two nodes, or of two accelerator models. `pool`: what their numbers
+    count.
     """
     if before.node == after.node:
         why = f"a rank uses accelerators of one product; on node {after.node} another one starts at {after.first}"
@@ -334,11 +336,11 @@ def between(before: Interval, after: Interval, pool: Pool) -> tuple[str, str]:
 
 
 def _spread(fault: Fault) -> Facts:
-    """Return values for the error message about ranks that cannot be spread evenly over numbers.
+    """Return name -> value for the error message about ranks that cannot be spread evenly over numbers.
 
     `count`, `numbers`: how many numbers there are, and which. `size`: the largest number of accelerators per rank that
-    fits. `first`, `on`, `rule`: if a rank would lie on two nodes or products, where the second one begins, and words
-    about it.
+    fits. `first`, `on`, `rule`: if a rank would lie on two nodes or accelerator models, the number at which the second
+    one begins, and words about it.
     """
     pool: Pool = fault.facts["pool"]
     piece: range = fault.facts["piece"]
@@ -371,7 +373,7 @@ def _renumbered(segments: Sequence[Segment], counts: Mapping[Segment, int]) -> s
 def _most_even(pieces: Sequence[range], each: int, pool: Pool) -> int:
     """Return the largest number of accelerators per rank, below `each`, with which ranks fill all pieces; at least 1.
 
-    No rank may lie on two nodes or products. `pieces`: numbers of the pool.
+    No rank may lie on two nodes or accelerator models. `pieces`: numbers of the pool.
     """
     for size in range(each - 1, 1, -1):
         if all(
@@ -401,7 +403,7 @@ def _largest_divisor(number: int, most: int) -> int:
 
 
 def _uneven_copies(fault: Fault) -> Facts:
-    """Return values for the error message about accelerators that do not divide into whole copies of the model.
+    """Return name -> value for the error message about accelerators that do not divide into whole copies of the model.
 
     `lines`: corrected lines with the nearest smaller and the nearest larger `tensor_parallel_size` that fit.
     """
@@ -415,7 +417,7 @@ def _uneven_copies(fault: Fault) -> Facts:
 
 
 def _uneven_context(fault: Fault) -> Facts:
-    """Return values for the error message about a `context_parallel_size` that does not divide the number of copies.
+    """Return name -> value for the error message about a `context_parallel_size` that does not divide the copies.
 
     `copies`: the number of copies. `size`: the next smaller size that divides it.
     """
@@ -426,7 +428,7 @@ def _uneven_context(fault: Fault) -> Facts:
 
 
 def _other_total(fault: Fault) -> Facts:
-    """Return values for the error message about parallel sizes whose product is not the number of accelerators.
+    """Return name -> value for the error message about parallel sizes whose product is not the number of accelerators.
 
     `each`: the sizes of one copy, as text. `product`: the product. `line`: a corrected line, with another number of
     copies or another size of a copy.
@@ -444,7 +446,7 @@ def _other_total(fault: Fault) -> Facts:
 
 
 def _copy_on_two_nodes(fault: Fault) -> Facts:
-    """Return values for the error message about a copy of the model that lies on two nodes.
+    """Return name -> value for the error message about a copy of the model that lies on two nodes.
 
     `fewer`: the largest smaller `tensor_parallel_size` with which no copy lies on two nodes.
     """

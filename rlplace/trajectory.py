@@ -69,9 +69,10 @@ class Trajectory:
     """A message from an env rank to an actor rank: T steps of B neighbouring rows.
 
     `actions[t]` are the actions for `observations[t]`. `version_min`, `version_max`: the least and the greatest policy
-    version that acted. When an episode ends at step t, the next episode begins, and `observations[t + 1]` is its first
-    observation. If the episode was cut by a time limit (`truncated`), its last observation is in `final_observations`,
-    so that the learner can bootstrap from it. `final_observations` has the order of `numpy.argwhere(truncated)`.
+    version that acted. `last_observations`: the observations after the last step. When an episode ends at step t, the
+    next episode begins, and `observations[t + 1]` is its first observation. If the episode was cut by a time limit
+    (`truncated`), its last observation is in `final_observations`, so that the learner can bootstrap from it.
+    `final_observations` has the order of `numpy.argwhere(truncated)`.
 
     A step is poisoned if its reward or next observation was not finite. In the trajectory, its reward is nan,
     `terminated` is true, and all further numbers of the step are finite. The learner leaves the poisoned step out. It

@@ -444,7 +444,7 @@ def notes() -> dict[str, str]:
 
 
 def _rows(verdict: Verdict) -> list[tuple[str, str]]:
-    """Return the table rows (config, result) for one config: the result, then a row for each line of the fix."""
+    """Return the table rows (config, result) for one config: the result, then a row for each line of its remedy."""
     problem = verdict.problem
     if verdict.inline is not None:
         return [(verdict.config, f"runs without Ray: {verdict.inline}")]

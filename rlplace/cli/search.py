@@ -223,7 +223,8 @@ def _listed(
     """Return the comma-separated names in the value of an option; empty if the option is not given.
 
     `own`: name of each given option -> its value. `key`: name of the option. `why`: the option's meaning, for the
-    error. `example`: a value for the fix. Raises ConfigError if there are no names, or if a name is repeated.
+    error. `example`: a valid value, which the error suggests. Raises ConfigError if there are no names, or if a name is
+    repeated.
     """
     if key not in own:
         return ()
@@ -261,7 +262,7 @@ def _whole(text: str, key: str, why: str, fix: str) -> int:
 
 
 def _counts(own: Mapping[str, str]) -> str:
-    """Return a valid value of the option `accelerators` for a fix: the positive whole numbers that the user has given.
+    """Return a valid value of the option `accelerators`, for an error: the positive whole numbers that the user gave.
 
     The numbers are joined by commas; "1" if no number is valid. `own`: name of each given option -> its value.
     """

@@ -49,7 +49,10 @@ _FILES = (
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Texts:
-    """The texts of one error, as templates in the form that all errors have. Names in braces stand for facts."""
+    """The texts of one error. They are templates: names in braces are replaced by values (facts).
+
+    `what`: what is wrong. `why`: the rule that is broken, or reason -> its text. `fix`: lines that the user can paste.
+    """
 
     what: str
     why: str | Mapping[str, str] | None = None
@@ -57,7 +60,7 @@ class Texts:
 
 
 class Reason(NamedTuple):
-    """A reason in a table of reasons, with the values of names that only its text has."""
+    """A reason that holds for an error: its name in the table `why`, and the values that its text needs."""
 
     name: str
     facts: Mapping[str, object]
@@ -65,7 +68,12 @@ class Reason(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Code:
-    """One error code: its explanation and the texts of its errors. Its name never changes."""
+    """One error code: its explanation and the texts of its errors. Its name never changes.
+
+    `when`: the phase of the program in which it can occur, in words. `means`, `example`, `advice`: its meaning, a
+    config or value that causes it, and what to do. `texts`: name of an error -> its texts; the name is "" if there is
+    only one. `earlier`: the same code in an earlier phase; None: it occurs in one phase only.
+    """
 
     name: str
     when: str  # the time at which it can occur, in words
@@ -78,7 +86,11 @@ class Code:
     earlier: Code | None = None
 
     def render(self) -> str:
-        """Return the explanation of the code: its name, and four lines for each time at which the code occurs."""
+        """Return the explanation of the code as text: its name, then the lines "means", "example", "fix" and "met".
+
+        A code that can occur in two phases of the program, such as planning and running, has these four lines for each
+        phase.
+        """
         lines = [self.name]
         for code in (self.earlier, self):
             if code is None:
@@ -124,7 +136,7 @@ def _tables(file: str) -> dict[str, Any]:
 
 
 def _code(name: str, when: str, table: Mapping[str, Any]) -> Code:
-    """Return the code `name` from its table. `when`: the time at which it can occur, in words."""
+    """Return the code `name` from its table. `when`: the phase of the program in which it can occur."""
     texts: dict[str, Texts] = {}
     if "what" in table:
         texts[""] = _texts(table)
@@ -158,9 +170,10 @@ def problem(
 ) -> Problem:
     """Return a problem with the texts of an error code.
 
-    `key`: the key path in the config. `got`, `span`, `source`: as in `Problem`. `error`: the name of the error, for a
-    code that has several. `reasons`: the reasons that hold, if `why` is a table of reasons. `facts`: the values of the
-    names in the templates. Raises KeyError for a code, an error, a reason or a fact that is missing.
+    `key`: the key path in the config. `got`: the wrong value. `span`: (first column, end column) of the wrong part of
+    `got`. `source`: file and line of the value. `error`: the name of the error, for a code that has several. `reasons`:
+    the reasons that hold, if `why` is a table of reasons. `facts`: the values that replace the names in the texts.
+    Raises KeyError for a code, an error, a reason or a fact that is missing.
     """
     texts = codes()[code].texts[error]
     why: str | None
@@ -209,16 +222,19 @@ def config_error(
 def _line(
     table: Mapping[str, str], reason: str | Reason, facts: Mapping[str, object]
 ) -> str:
-    """Return the text of a reason that holds. `table`: name of a reason -> its template."""
+    """Return the text of a reason that holds.
+
+    `table`: name of a reason -> its text, with names in braces. `facts`: the values that replace these names.
+    """
     if isinstance(reason, Reason):
         return table[reason.name].format(**facts, **reason.facts)
     return table[reason].format(**facts)
 
 
 def _filled(template: str | None, facts: Mapping[str, object]) -> str | None:
-    """Return a template with its facts filled in.
+    """Return a template (a text with names in braces) with the names replaced by their values, `facts`.
 
-    Return None without a template, and if the template is a single name whose value is None.
+    Return None if `template` is None, or if it is a single name whose value is None.
     """
     if template is None:
         return None

@@ -261,7 +261,7 @@ def _is_union(hint: Any) -> bool:
 
 
 def _bounded(hint: Any, rules: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the rules of a field, for an int with an upper bound if it has none, so that arithmetic stays finite."""
+    """Return the rules of a field. An int without an upper bound gets one, so that arithmetic stays finite."""
     if hint is int:
         return {"maximum": MOST_WHOLE, **rules}
     return rules

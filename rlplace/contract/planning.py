@@ -67,7 +67,7 @@ def check_placed(components: Mapping[str, Any], placed: Placed) -> Iterator[Prob
 
 
 def waste_of(placed: Placed) -> Iterator[Problem]:
-    """Yield warnings about accelerators that no component uses, and about more declared memory than a product has."""
+    """Yield warnings about unused accelerators, and about accelerators declared with more memory than they have."""
     yield from broken(waste.WARNINGS, placed)
     yield from broken(machines.WARNINGS, placed.cluster)
 

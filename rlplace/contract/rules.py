@@ -72,7 +72,7 @@ def _is_worker(kind: Any) -> bool:
 
 
 def _not_workers(job: Job) -> Iterator[Found]:
-    """Yield a Found for each component whose value in `job.components` is not a worker class."""
+    """Yield a finding for each component whose value in `job.components` is not a worker class."""
     kind: Any
     for name, kind in job.components.items():
         if _is_worker(kind):
@@ -97,7 +97,7 @@ def _not_workers(job: Job) -> Iterator[Found]:
 
 
 def _half_of_state(job: Job) -> Iterator[Found]:
-    """Yield a Found for each component that can save its state but not load it, or load it but not save it."""
+    """Yield a finding for each component that can save its state but not load it, or load it but not save it."""
     for name, kind in job.components.items():
         if not _is_worker(kind):
             continue
@@ -117,7 +117,7 @@ def _half_of_state(job: Job) -> Iterator[Found]:
 
 
 def _no_most_ranks(job: Job) -> Iterator[Found]:
-    """Yield a Found for each component with a wrong `most_ranks` in its worker class.
+    """Yield a finding for each component with a wrong `most_ranks` in its worker class.
 
     The value has to be None or an integer of at least 1.
     """
@@ -157,7 +157,7 @@ class Constructed:
 
 
 def _unknown_arguments(case: Constructed) -> Iterator[Found]:
-    """Yield one Found if the worker class's constructor needs arguments that rlplace does not pass."""
+    """Yield one finding if the worker class's constructor needs arguments that rlplace does not pass."""
     wrong = unknown_arguments(case.kind, case.keys)
     if not wrong:
         return
@@ -181,13 +181,13 @@ _CONSTRUCTORS = (Rule(code="worker-constructor", facts=_unknown_arguments),)
 
 
 def _no_stages(job: Job) -> Iterator[Found]:
-    """Yield one Found if the job has no stages."""
+    """Yield one finding if the job has no stages."""
     if not job.stages:
         yield Found(key="stages", got="[]", source=job.place)
 
 
 def _equal_stages(job: Job) -> Iterator[Found]:
-    """Yield one Found for each stage name that is used more than once in the job."""
+    """Yield one finding for each stage name that is used more than once in the job."""
     for stage in _repeated(job.stages):
         name = stage.name
         yield Found(
@@ -216,7 +216,7 @@ _STAGES = (
 
 
 def _never_called(job: Job) -> Iterator[Found]:
-    """Yield a Found for each component of the job that is not named in any stage."""
+    """Yield a finding for each component of the job that is not named in any stage."""
     called = {component for stage in job.stages for component in stage.residency}
     for component in job.components:
         if component not in called:
@@ -228,7 +228,7 @@ def _never_called(job: Job) -> Iterator[Found]:
 
 
 def _sent_twice(job: Job) -> Iterator[Found]:
-    """Yield a Found for each stage that sends weights of a component which an earlier stage has sent already."""
+    """Yield a finding for each stage that sends weights of a component which an earlier stage has sent already."""
     first: dict[str, Stage] = {}
     for stage in job.stages:
         for source in dict.fromkeys(transfer.source for transfer in stage.transfers):
@@ -265,7 +265,7 @@ _CALLS = (
 
 
 def _unknown_components(case: JobStage) -> Iterator[Found]:
-    """Yield a Found for each component that the stage names but the job does not have."""
+    """Yield a finding for each component that the stage names but the job does not have."""
     components = case.job.components
     for component in case.stage.residency:
         if component in components:
@@ -292,7 +292,7 @@ def _unknown_components(case: JobStage) -> Iterator[Found]:
 
 
 def _no_components(case: JobStage) -> Iterator[Found]:
-    """Yield one Found if the stage names no component."""
+    """Yield one finding if the stage names no component."""
     if not case.stage.residency:
         yield Found(
             key=case.key,
@@ -302,7 +302,7 @@ def _no_components(case: JobStage) -> Iterator[Found]:
 
 
 def _missing_methods(case: JobStage) -> Iterator[Found]:
-    """Yield a Found for each method that the stage calls but the worker class does not have."""
+    """Yield a finding for each method that the stage calls but the worker class does not have."""
     for part, method, kind in _called(case):
         if callable(getattr(kind, method, None)):
             continue
@@ -331,7 +331,7 @@ def _missing_methods(case: JobStage) -> Iterator[Found]:
 
 
 def _unfilled_arguments(case: JobStage) -> Iterator[Found]:
-    """Yield a Found for each method with required parameters that a stage cannot fill in.
+    """Yield a finding for each method with required parameters that a stage cannot fill in.
 
     A stage fills in the iteration number and the policy version only.
     """
@@ -363,7 +363,7 @@ def _called(case: JobStage) -> Iterator[tuple[Part, str, type]]:
 
 
 def _unknown_scales(case: JobStage) -> Iterator[Found]:
-    """Yield a Found for each call of the stage whose `scales` is neither "ranks" nor "constant"."""
+    """Yield a finding for each call of the stage whose `scales` is neither "ranks" nor "constant"."""
     known = (RANKS, CONSTANT)
     for part in case.parts:
         for method, scales in part.scales:
@@ -393,7 +393,7 @@ _STAGE = (
 
 
 def _equal_channels(job: Job) -> Iterator[Found]:
-    """Yield one Found for each channel name that is used more than once in the job."""
+    """Yield one finding for each channel name that is used more than once in the job."""
     for channel in _repeated(job.channels):
         name = channel.name
         yield Found(
@@ -406,7 +406,7 @@ def _equal_channels(job: Job) -> Iterator[Found]:
 
 
 def _unknown_ends(job: Job) -> Iterator[Found]:
-    """Yield a Found for each end of a channel that is not a component of the job."""
+    """Yield a finding for each end of a channel that is not a component of the job."""
     components = job.components
     for channel in job.channels:
         for end in (channel.source, channel.target):
@@ -430,7 +430,7 @@ def _unknown_ends(job: Job) -> Iterator[Found]:
 
 
 def _without_room(job: Job) -> Iterator[Found]:
-    """Yield a Found for each channel with `items` below 1."""
+    """Yield a finding for each channel with `items` below 1."""
     for channel in job.channels:
         if channel.items < 1:
             yield Found(
@@ -465,7 +465,7 @@ def _inline(case: PlannedJob) -> bool:
 
 
 def _ranks_as_threads(case: PlannedJob) -> Iterator[Found]:
-    """Yield a Found for each component with several ranks of which each needs its own process.
+    """Yield a finding for each component with several ranks of which each needs its own process.
 
     This rule applies to the launcher `inline`, with which all ranks are threads of one process.
     """
@@ -496,7 +496,7 @@ class PlacedJob:
 
 
 def _more_ranks(case: PlacedJob) -> Iterator[Found]:
-    """Yield a Found for each component that has more ranks than its worker class allows."""
+    """Yield a finding for each component that has more ranks than its worker class allows."""
     placement = case.placed.placement
     for component in placement.components:
         kind: Any = case.components.get(component)

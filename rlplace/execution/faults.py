@@ -132,8 +132,8 @@ class History:
     def ready(self, trained_s: float) -> list[Fault]:
         """Note that all workers are ready. Return the faults that were noted by `lose` since the last call.
 
-        The returned faults have their lost seconds. The first call starts the clock. `trained_s`: training seconds up
-        to the checkpoint that the workers have loaded.
+        In the returned faults, the seconds of lost work and of recovery are filled in. The first call starts the clock.
+        `trained_s`: training seconds up to the checkpoint that the workers have loaded.
         """
         if self.ready_s is None:
             self.ready_s = time.monotonic()

@@ -293,7 +293,7 @@ class MemoryMonitor:
     # ── after it happened ────────────────────────────────────────────────────────────────────────────────────────────
 
     def explain(self, error: WorkerError) -> WorkerError:
-        """Add the ranks on the full accelerator and a fix to an out-of-memory error, and return the new error.
+        """Return an out-of-memory error with two additions: the ranks on the full accelerator, and a suggested remedy.
 
         An error of any other kind is returned unchanged.
         """

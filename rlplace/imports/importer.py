@@ -65,7 +65,7 @@ _KL_ESTIMATORS = {
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class MappingResult:
-    """What became of one setting of the original config.
+    """The result of the import for one setting of the original config.
 
     `outcome` is one of these words. "equal": the converted config has the setting, with the same meaning. "differs":
     the converted config has the setting, with another meaning. "implied": rlplace always does what the setting asks
@@ -181,8 +181,8 @@ class Draft:
     def refuse(self, key: str, error: str, **facts: Any) -> None:
         """Record a problem: the value of the setting `key` cannot be used.
 
-        `error`: which text of the problem applies. `facts`: values for the text. The method `results` raises all these
-        problems together.
+        `error`: name of the problem's text. `facts`: values to be filled into the text. The method `results` raises all
+        these problems together.
         """
         setting = self.given[key]
         reason = "known"
@@ -208,8 +208,8 @@ class Draft:
     ) -> None:
         """Record a problem of the settings `keys` of the original config.
 
-        `code`: code of the problem. `error`: which of its texts applies. `settings`: setting -> better value, which the
-        text suggests. `facts`: further values for the text.
+        `code`: code of the problem. `error`: name of the problem's text, for a code with several. `settings`: setting
+        -> better value, which the text suggests. `facts`: further values for the text.
         """
         words = []
         for key, value in (settings or {}).items():

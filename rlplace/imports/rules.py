@@ -43,9 +43,9 @@ class Rule:
 
     `action`: "set": written as `keys` of rlplace; "part": one of several settings that give `keys`; "holds": nothing
     needs to be written; "unmapped": there is no key. `why`: the reason, in words. `theirs`: default in the other
-    library. `words`: word there -> word of rlplace. `least`: below this value, the setting is off. `note`: how the
-    meaning differs. `value`, `otherwise`: if `otherwise` is given, `why` is for this value alone, and `otherwise` is
-    the reason for all others.
+    library. `words`: value in the other library -> value in rlplace. `least`: below this value, the setting is off.
+    `note`: how the meaning differs. `value`, `otherwise`: if `otherwise` is given, `why` is the reason for the value
+    `value` alone, and `otherwise` for all other values.
     """
 
     action: Literal["set", "part", "holds", "unmapped"]

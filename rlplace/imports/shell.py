@@ -151,7 +151,7 @@ def _commands(text: str, assigns: bool) -> list[list[Word]]:
 
 
 class _Variables:
-    """The variables of a shell text, which it replaces by their values as a shell does. An array has several words."""
+    """Holds the variables of a shell text, and replaces them by their values. An array stands for several words."""
 
     def __init__(self) -> None:
         self._values: dict[str, list[str]] = {}

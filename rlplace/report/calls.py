@@ -23,10 +23,9 @@ KEPT = 3  # iterations whose calls are kept; a profile takes them one by one
 class RankCall(NamedTuple):
     """One successful call of a method on one rank.
 
-    `stage`: the stage in which the driver waited for the call. `name`: name of the method; of a move, with the
-    residency.
-    `record`: times of the call, measured by the rank.
-    `work`: False if the call was sent in one message with another call, except for the first call of the message.
+    `stage`: the stage in which the driver waited for the call. `name`: name of the method; for a move, "move" and the
+    new residency. `record`: times of the call, measured by the rank. `work`: True for the first or only call of a
+    message to the rank; False for all further calls of the message.
     """
 
     stage: str
@@ -136,8 +135,8 @@ class CallLog:
     def took(self, stage: str, pending: Iterable[Pending], name: str = "") -> None:
         """Record calls for which the driver waited in `stage`.
 
-        `pending`: calls to groups, each with the calls of all ranks. `name`: the name to record; empty: the method's
-        name.
+        `pending`: calls to worker groups, each of which contains the calls to all ranks of the group. `name`: the name
+        under which to record them; "": the name of the method.
         """
         for group_call in pending:
             for call in group_call.calls:

@@ -64,7 +64,9 @@ class Watched(Protocol):
 
 
 class Display:
-    """Shows the present state of a run in a block on a terminal. As a sink, it is called with the run's metrics.
+    """Shows the present state of a run in a block on a terminal.
+
+    It is a sink (a receiver of metrics), so it is called with the metrics of each iteration.
 
     If stdout is not a terminal, it only prints lines about the progress of the start.
     """

@@ -323,12 +323,13 @@ def open_sinks(
     sizes: Mapping[str, int] | None = None,
     config: Mapping[str, Any] | None = None,
 ) -> Iterator[list[Sink]]:
-    """Yield the sinks with these names, with files in `directory`; close them when the `with` statement ends.
+    """Yield the sinks (receivers of metrics) with these names; close them when the `with` statement ends.
 
-    `names`: the values of `runner.sinks`. `console`: the columns of the console. `config`: the run's config, for
-    trackers. `sizes`: None for a new run; for a run that continues from a checkpoint, the result of `metric_files` at
-    the checkpoint. Files are then shortened to these sizes, because the run repeats the later iterations. Raises
-    OutputError if a file cannot be made, and ConfigError if the library of a sink is not installed.
+    `names`: the values of `runner.sinks`. `directory`: folder for the files of the sinks. `console`: the columns of the
+    console. `config`: the run's config, for trackers. `sizes`: None for a new run; for a run that continues from a
+    checkpoint, the result of `metric_files` at the checkpoint. Files are then shortened to these sizes, because the run
+    repeats the later iterations. Raises OutputError if a file cannot be made, and ConfigError if the library of a sink
+    is not installed.
     """
     note = ""
     if "jsonl" in names:

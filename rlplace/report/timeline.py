@@ -150,7 +150,7 @@ def render_timeline(
 
 
 def _column_width(bars: Mapping[int, Sequence[_Bar]]) -> float:
-    """Return the width of the columns inside bars, in pixels: 1, or more if the document would be too large.
+    """Return the width in pixels of the columns that show work inside bars: 1, or more if the document gets too large.
 
     `bars`: accelerator -> its bars.
     """

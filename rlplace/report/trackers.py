@@ -59,7 +59,7 @@ Samples = Sequence[Mapping[str, Any]]
 
 
 class RunInfo(NamedTuple):
-    """What a tracker needs to know about a run when it is opened.
+    """The facts about a run that a tracker needs when it is opened.
 
     `folder`: the run's folder. `config`: the config, as in config.yaml. `run_id`: the tracker's own id of the run; None
     if the tracker does not know the run yet.
@@ -376,7 +376,7 @@ class TrackerSink:
 
     A failure is reported once and does not end the run. After a failure, a tracker is tried again when PAUSE_S has
     passed; a user's sink, at the next iteration. If a run is resumed or returns to a checkpoint, it stays the same run
-    in the tracker. Iterations are then repeated: they are not sent to a tracker again, but to a user's sink.
+    in the tracker. Iterations are then repeated. A tracker does not get them a second time; a user's sink does.
     """
 
     def __init__(
@@ -385,7 +385,8 @@ class TrackerSink:
         """Open the tracker, or make the user's sink.
 
         `name`: a value of `runner.sinks`. `folder`, `config`: the run's folder and config. `note`: text to add to the
-        fix of a failure. Raises OutputError if the file with the tracker's state cannot be written.
+        error that is printed if the sink fails, at the end of its suggested remedy. Raises OutputError if the file with
+        the tracker's state cannot be written.
         """
         self._name = name
         self._folder = folder
@@ -463,7 +464,7 @@ class TrackerSink:
                 self._tracker.attach(file)
 
     def _note(self) -> None:
-        """Write the state of the tracker to its file.
+        """Write the state of the tracker, such as its id of the run, to the file in which it is kept.
 
         If that fails, the file keeps its old content, and OutputError is raised.
         """
@@ -526,7 +527,8 @@ def state_of(error: BaseException | None) -> str:
 def _failure(name: str, error: Exception, note: str) -> ConfigError:
     """Return the error to print when a sink fails.
 
-    `name`: name of the sink. `error`: the exception that the sink raised. `note`: text to add to the fix.
+    `name`: name of the sink. `error`: the exception that the sink raised. `note`: text to add to the suggested remedy
+    in the error.
     """
     remedy = SET_UP.get(name)
     if remedy is None:
@@ -559,7 +561,7 @@ def _hooks_kept() -> Iterator[None]:
 
 
 def pages(folder: Path) -> list[str]:
-    """Return how to see the curves of a run: an address or a command for TensorBoard and for each tracker.
+    """Return lines that say how to see the curves of a run: an address or a command for TensorBoard and each tracker.
 
     `folder`: the run's folder.
     """

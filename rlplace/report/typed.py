@@ -115,7 +115,7 @@ class Typed:
 
 
 class Noted(Above):
-    """A standard stream that also adds its text to the record of a `Typed`."""
+    """A standard stream that also adds everything written to it to the record of a `Typed`."""
 
     def __init__(self, below: TextIO, by: Typed) -> None:
         self._below = below

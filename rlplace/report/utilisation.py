@@ -35,10 +35,10 @@ Work = Mapping[int, Mapping[str, float]]
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class StageUse:
-    """How accelerators were used in one stage, in one iteration or summed over several iterations.
+    """The use of accelerators in one stage, in one iteration or summed over several iterations.
 
-    `moves_s`: seconds of the moves before the stage. `seconds`: duration of the stage without these moves.
-    `work`: accelerator -> component -> seconds at work.
+    `moves_s`: seconds of the moves before the stage. `seconds`: duration of the stage without these moves. `work`:
+    accelerator -> component -> seconds at work.
     """
 
     stage: str

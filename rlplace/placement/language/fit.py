@@ -149,7 +149,7 @@ def _check_rank_order(
 def _check_cut(
     text: Text, segments: Sequence[Segment], pool: Pool, faults: list[Fault]
 ) -> None:
-    """Add a fault for each segment with a rank whose accelerators would be on two nodes, or of two accelerator models."""
+    """Add a fault for each segment with a rank that would lie on two nodes or on two accelerator models."""
     # A segment, and the interval that begins within one of its ranks
     cut: list[tuple[Segment, Interval]] = []
     for segment in segments:

@@ -62,7 +62,7 @@ class Rates(NamedTuple):
 
 @functools.cache
 def published() -> Mapping[str, Sequence[float]]:
-    """Return accelerator product name, without spaces -> (dense bf16 TFLOP/s, memory GB/s), from published.toml."""
+    """Return accelerator model, without spaces -> (dense bf16 TFLOP/s, memory GB/s), as in published.toml."""
     rows = tomllib.loads(
         Path(__file__).with_name("published.toml").read_text(encoding="utf-8")
     )

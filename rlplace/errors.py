@@ -59,7 +59,8 @@ class Problem:
 
     `code`: name of the kind of problem, equal in all versions. `key`: path of the config key, or the option, with the
     problem. `what`: what is wrong. `got`: the wrong value. `span`: (first column, end column) of the part of `got` that
-    carets mark. `source`: file and line of the value. `why`: the rule that is broken. `fix`: lines to paste.
+    carets mark. `source`: file and line of the value. `why`: the rule that is broken. `fix`: the suggested remedy, as
+    lines to paste.
     """
 
     code: str
@@ -100,7 +101,7 @@ class Problem:
 
     @property
     def pasted(self) -> str | None:
-        """The fix in the form to paste: overrides if the wrong value came from a command line, else config lines."""
+        """`fix` in the form to paste: overrides if the wrong value came from a command line, else config lines."""
         if (
             self.fix is None
             or self.source is None
@@ -111,7 +112,7 @@ class Problem:
 
 
 def _as_word(key: str, line: str) -> str:
-    """Return a line of a fix as a command-line override `path=value`.
+    """Return a line of a suggested remedy as a command-line override `path=value`.
 
     `key`: path of the config key of the problem. `line`: a config line `name: value`; the name is the last part of
     `key`, or a full path. A line that cannot be written as one override is returned unchanged.
@@ -186,7 +187,7 @@ def _likeness(a: str, b: str) -> float:
 
 
 def one_of(lines: Iterable[str]) -> str:
-    """Return the text of a fix with several lines from which the user has to choose: "one of", then the lines."""
+    """Return the text of a suggested remedy that offers several lines to choose from: "one of", then the lines."""
     return "one of\n" + "\n".join(lines)
 
 
@@ -260,7 +261,7 @@ class OutputError(_OneProblem):
         """Return the error for a file that cannot be written, with the reason and the free space of the disk.
 
         `path`: the file. `error`: the error of the operating system. `key`: the config key or option that names the
-        path. `place`: the noun for the path in the fix, such as "a folder".
+        path. `place`: the noun for the path in the suggested remedy, such as "a folder".
         """
         full = error.errno in (errno.ENOSPC, errno.EDQUOT)
         code = "cannot-write"

@@ -76,9 +76,9 @@ class CallRecord:
     """The time that one call of a worker method took on one rank: elapsed, processor time, and the times of its parts.
 
     `began_s`: start in seconds since the epoch. `seconds`: elapsed time. `cpu_s`: processor time of the call's thread.
-    `process`: number of the rank's process. `process_cpu_s`: processor time of the whole process since its start, at
-    the end of the call. `beside_cpu_s`: processor time of the process's other threads during the call. `cores`: number
-    of cores that the process may use. `parts`: sums over the laps of each part. `spans`: the laps of each stopwatch.
+    `process`: id of the rank's process. `process_cpu_s`: processor time of the whole process since its start, at the
+    end of the call. `beside_cpu_s`: processor time of the process's other threads during the call. `cores`: number of
+    cores that the process may use. `parts`: sums over the laps of each part. `spans`: the laps of each stopwatch.
     `draws`: name of a distribution -> its values in order, such as the lengths of answers.
     """
 

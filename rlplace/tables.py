@@ -17,9 +17,9 @@ def table(
     """Return one line of text for each row of a table. Each column is as wide as its widest cell.
 
     `rows`: the cells of each row; all rows need the same number of cells. `gap`: number of spaces between columns.
-    `right`: numbers of the columns, from 0, to align to the right; all further columns are aligned to the left. `most`:
-    greatest width of a column in characters; None: no limit. A longer cell shifts the cells after it to the right.
-    Lines have no trailing spaces.
+    `right`: indices of the columns to align to the right; all further columns are aligned to the left. `most`: greatest
+    width of a column in characters; None: no limit. A longer cell shifts the cells after it to the right. Lines have no
+    trailing spaces.
     """
     rows = list(rows)
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]

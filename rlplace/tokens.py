@@ -31,7 +31,7 @@ Files = Sequence[
 class Request:
     """An env rank's request to a rollout rank: generate `samples` answers to the conversation in `tokens`.
 
-    `group`: number of the prompt in the iteration, counted over all env ranks. The answers belong to the samples
+    `group`: index of the prompt in the iteration, counted over all env ranks. The answers belong to the samples
     `first_sample` to `first_sample + samples - 1` of the group. `turn`: 0 for the first answer of an episode. `tokens`:
     [P], the whole conversation so far. `greedy`: whether to take the most probable token each time. `held_out`: whether
     the prompt is one for evaluation. `images`: the images for the image tokens of the prompt.
@@ -59,9 +59,10 @@ class Completion:
     """A rollout rank's result: one finished answer, with its tokens and their log-probabilities.
 
     `env_rank`: the rank that has requested the answer. `held_out`: whether the prompt is one for evaluation. `group`:
-    number of the prompt. `sample`: number of the sample in its group. `turn`: number of the turn in the conversation.
-    `logprobs`: log-probability of each token under the distribution from which it was sampled. `versions`: policy
-    version that sampled each token. `finish`: "stop": the answer ended by itself; "length": it was cut off.
+    index of the prompt. `sample`: index of the answer among the answers to the prompt. `turn`: index of the turn in the
+    conversation. `logprobs`: log-probability of each token under the distribution from which it was sampled.
+    `versions`: policy version that sampled each token. `finish`: "stop": the answer ended by itself; "length": it was
+    cut off.
     """
 
     env_rank: int
@@ -82,11 +83,12 @@ class Completion:
 class Sample:
     """An env rank's result: one whole episode of L tokens.
 
-    `group`: number of the prompt. `sample`: number of the sample in its group. `tokens`: prompt, answers and the
-    environment's texts between them. `mask`: true at the tokens that the policy sampled; at all others, `logprobs` is 0
-    and `versions` is -1. `reward`: weighted sum of `rewards`; nan if a number is not finite, so that learners leave the
-    sample out. `rewards`: reward function -> its value. `truncated`: whether the last answer was cut off by a length
-    limit. `transcript`: the episode as text, for scorers that read text.
+    `group`: index of the prompt. `sample`: index of the sample among the samples of the prompt. `tokens`: prompt,
+    answers and the environment's texts between them. `mask`: true at the tokens that the policy sampled; at all others,
+    `logprobs` is 0 and `versions` is -1. `reward`: weighted sum of `rewards`; nan if a number is not finite, so that
+    learners leave the sample out. `rewards`: reward function -> its value. `turns`: count of answers in the episode.
+    `truncated`: whether the last answer was cut off by a length limit. `transcript`: the episode as text, for scorers
+    that read text.
     """
 
     group: int
@@ -153,6 +155,8 @@ class Sample:
 class Scores:
     """Numbers about one sample: scores from a critic, a reference or a reward, or the returns for the critic.
 
+    `group`: index of the prompt. `sample`: index of the sample among the samples of the prompt.
+
     `values` from a reward: [1], the reward. Otherwise [N], a number for each token that the policy sampled: from a
     critic, the value of the state before the token; from a reference, the token's log-probability at the temperature of
     sampling; from the actor, the return from the token on.
@@ -165,7 +169,7 @@ class Scores:
 
 @dataclasses.dataclass(slots=True)
 class Episode:
-    """A conversation in progress.
+    """A conversation in progress: sample `sample` of the prompt with index `group`.
 
     `pieces`: what follows the prompt, in order: answers of the policy as Completion, texts of the environment as arrays
     of tokens. The texts of the environment are masked out of the loss.
@@ -228,7 +232,7 @@ class Episode:
 
 
 def by_group(samples: Sequence[Sample]) -> dict[int, list[Sample]]:
-    """Return number of a group -> its samples. Groups and their samples are in ascending order of their numbers."""
+    """Return index of a prompt -> its samples. Prompts and samples are in ascending order of their indices."""
     groups: dict[int, list[Sample]] = {}
     for sample in sorted(samples, key=lambda s: (s.group, s.sample)):
         groups.setdefault(sample.group, []).append(sample)

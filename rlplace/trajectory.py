@@ -31,7 +31,8 @@ _ALONG_ROWS = (
 class Observation:
     """A message from an env rank to a rollout rank: the observations of B rows, for which actions are wanted.
 
-    `step`: 0 to T-1 in the iteration. `first_row`: number of the first row, counted over the whole job.
+    `step`: 0 to T-1 in the iteration. `first_row`: index of the first row, counted over the whole job. A row is one
+    environment.
     """
 
     env_rank: int
@@ -66,7 +67,7 @@ class ActionChunk:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Trajectory:
-    """A message from an env rank to an actor rank: T steps of B neighbouring rows.
+    """A message from an env rank to an actor rank: T steps of B neighbouring rows (environments).
 
     `actions[t]` are the actions for `observations[t]`. `version_min`, `version_max`: the least and the greatest policy
     version that acted. `last_observations`: the observations after the last step. When an episode ends at step t, the

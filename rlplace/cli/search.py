@@ -399,9 +399,9 @@ def _progress(text: str) -> None:
 def _nothing(
     request: Request, job: Prepared, search: Search, answer: Answer
 ) -> PlacementError:
-    """Return the error for a search without a valid plan: the reasons, and a command as a fix.
+    """Return the error for a search without a valid plan: the reasons, and a suggested command.
 
-    If plans were refused for lack of memory, the fix shows the plan that lacks the fewest bytes.
+    If plans were refused for lack of memory, the command shows the plan that lacks the fewest bytes.
 
     `search`: the search of the first space of plans. `answer`: the merged result of all searches.
     """

@@ -12,7 +12,7 @@ from rlplace.config.own import OwnName
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class TextRolloutConfig:
-    """Generation engines of a language model."""
+    """Settings of the engine that generates the answers of a language model."""
 
     engine: Literal["vllm", "transformers"] | OwnName = knob(
         "what generates; transformers is slower and needs no vLLM; your own: package.module:Class",

@@ -41,11 +41,11 @@ def of_environment(
 
 
 def decoded(leaf: str, variable: str, fits: bool) -> str:
-    """Return the fix for a key that gets a text from an environment variable but needs a number or another type.
+    """Return a remedy for a key that gets a text from an environment variable but needs a value of another type.
 
-    The fix uses `oc.decode`, which reads the text as YAML. `leaf`: last part of the key. `variable`: the text
-    `${oc.env:NAME}`. `fits`: whether the variable's text, read as YAML, is a valid value; if not, the fix also says to
-    set the variable.
+    The remedy is text for an error. It uses `oc.decode`, which reads the text as YAML. `leaf`: last part of the key.
+    `variable`: the text `${oc.env:NAME}`. `fits`: whether the variable's text, read as YAML, is a valid value; if not,
+    the remedy also says to set the variable.
     """
     if fits:
         return f"{leaf}: ${{oc.decode:{variable}}}"

@@ -77,7 +77,11 @@ class CommConfig:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class AcceleratorRunConfig:
-    """Neighbouring accelerators of the same kind, on a node with several kinds of accelerators."""
+    """Neighbouring accelerators of the same kind, on a node with several kinds of accelerators.
+
+    `product`: their model, such as H100. `memory`: bytes of one accelerator; 0: the memory of its model, if that is
+    known.
+    """
 
     count: int = knob("how many, one after the other", minimum=1, maximum=MOST_PER_NODE)
     product: str = knob("what they are sold as, such as H100", "")
@@ -88,7 +92,11 @@ class AcceleratorRunConfig:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class NodeConfig:
-    """One or more equal machines, as the config declares them."""
+    """One or more equal machines, as the config declares them.
+
+    `product`: model of the accelerators. `mixed`: runs of equal accelerators, given in place of `accelerators`,
+    `product` and `memory` if the accelerators of a machine differ. Rates are in gigabytes per second.
+    """
 
     count: int = knob("how many machines", 1, minimum=1, maximum=MOST_NODES)
     rank: int | None = knob(

@@ -73,7 +73,7 @@ def no_folder(written: str, key: str, source: Source | None = None) -> Problem:
 
 
 def to_get(folder: Path) -> str:
-    """Return the fix for a model folder that lacks files: the command that downloads the files."""
+    """Return the suggested remedy for a model folder that lacks files: the command that downloads the files."""
     _, found, name = folder.parent.parent.name.partition("models--")
     if found and folder.parent.name == "snapshots":
         return f"hf download {name.replace('--', '/')}{_OTHER}"
@@ -81,9 +81,9 @@ def to_get(folder: Path) -> str:
 
 
 def instead_of(folder: Path) -> str:
-    """Return the fix for a folder without a model.
+    """Return the suggested remedy for a folder without a model.
 
-    The fix names the models in its subfolders. If there are none, it is the command that downloads a model.
+    The remedy names the models in its subfolders. If there are none, it is the command that downloads a model.
     """
     below = sorted(f"path: {found.parent}" for found in folder.glob("*/config.json"))
     if len(below) > 1:

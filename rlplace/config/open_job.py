@@ -34,7 +34,11 @@ JOB = "job"  # the key that names a job
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class DeclaredMemory:
-    """Bytes that each rank of a component needs on each of its accelerators, and on its host."""
+    """Bytes that each rank of a component needs on each of its accelerators, and on its host.
+
+    `weights`, `full`: bytes on an accelerator while it holds only the rank's weights, or all of the rank's state.
+    `working`: further bytes there while the rank works. `host`: bytes on the host at any time.
+    """
 
     weights: int | None = knob(
         "with its weights alone; null: not known yet", None, minimum=0, unit="bytes"

@@ -31,7 +31,7 @@ def block_of_name(block: type, value: object) -> str:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class WrapperConfig:
-    """A Gymnasium wrapper around the simulator."""
+    """A Gymnasium wrapper around the simulator. `kwargs`: keyword arguments of the class, after the simulator."""
 
     name: str = knob(
         "package.module:Class, such as gymnasium.wrappers:GrayscaleObservation"
@@ -43,7 +43,10 @@ class WrapperConfig:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class VariantConfig:
-    """A custom class that replaces advantages, losses or metrics of the algorithm `algorithm.name`."""
+    """A custom class that replaces advantages, losses or metrics of the algorithm `algorithm.name`.
+
+    `kwargs`: keyword arguments of the class, after the config of the algorithm.
+    """
 
     name: OwnName | None = knob(
         "package.module:Class, whose methods replace the shipped formulas; null: none",
@@ -56,7 +59,10 @@ class VariantConfig:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class CallbackConfig:
-    """A custom class that is called between iterations and when a run ends."""
+    """A custom class that is called between iterations and when a run ends.
+
+    `kwargs`: keyword arguments of the class, after the run's folder and config.
+    """
 
     name: OwnName = knob("package.module:Class with on_iteration, on_end or both")
     kwargs: Mapping[str, object] = knob(

@@ -591,7 +591,7 @@ def word_meant(name: str, value: str) -> str | None:
 
 
 def _placed_with(component: str, key: str, size: object, written: Any) -> str | None:
-    """Return a config line with the placement of a component and its parallel size, for a fix.
+    """Return a config line with the placement of a component and its parallel size, to be suggested in an error.
 
     `key`: name of the parallel size. `size`: value of the parallel size. `written`: the config. Return None if the
     component is not placed, or if `size` is not a whole number.
@@ -747,7 +747,7 @@ def _replace_renamed(new: dict[str, Any], found: Found) -> None:
 
 
 def _switched(old: str, fix: str | None) -> str:
-    """Return the fix for the renamed key `old` if its new key needs true or false, but the value is neither.
+    """Return a remedy, as text, for the renamed key `old` if its new key needs true or false, but the value is neither.
 
     `fix`: config line with the value that is probably meant. None: this is not clear; the result then offers a line
     with true and a line with false.

@@ -397,8 +397,8 @@ def _error(
 ) -> PydanticCustomError:
     """Return a pydantic error with the text that the tables of rlplace/codes have for `code`.
 
-    `error`: name of the text, since a code has several texts. `fits`: a valid value of the key, for the fix. `facts`:
-    name -> value to be filled into the text.
+    `error`: name of the text, since a code has several texts. `fits`: a valid value of the key, which the error
+    suggests. `facts`: name -> value to be filled into the text.
     """
     told = problem(code, "", error=error, **facts)
     context = {"told": told, "what": told.what, "fix": fits, "why": told.why}

@@ -13,9 +13,9 @@ class EvaluationRequest:
     """The settings of an evaluation.
 
     `key`: the command-line argument that names the policy, for errors. `episodes`: number of episodes, or of prompts;
-    None: the job's usual number. `deterministic`: whether to take the most probable action instead of a sample.
-    `longest`: most steps of an episode. `video`: file for a video; None: no video. `transcripts`: file for the answers
-    of a language model; None: the default file.
+    None: the job's usual number. `seed`: seed of everything random in the evaluation. `deterministic`: whether to take
+    the most probable action instead of a sample. `longest`: most steps of an episode. `video`: file for a video; None:
+    no video. `transcripts`: file for the answers of a language model; None: the default file.
     """
 
     key: str

@@ -518,10 +518,10 @@ def _more_ranks(case: PlacedJob) -> Iterator[Found]:
 
 
 def _with_ranks(spec: ComponentSpec, ranks: int) -> str:
-    """Return a placement text with `ranks` ranks for a component, to be proposed as a fix.
+    """Return a placement text with `ranks` ranks for a component, to be suggested in an error.
 
-    `spec`: the present placement. The text keeps its first accelerators. If it has no accelerators, the text places
-    all ranks as processes on one node.
+    `spec`: the present placement. The text keeps its first accelerators. If it has no accelerators, the text places all
+    ranks as processes on one node.
     """
     numbers = [*spec.accelerators][:ranks]
     if numbers:

@@ -175,8 +175,9 @@ class Stage:
 
     Stages run in the order in which a job lists them. The residency of a component is constant within a stage. `parts`:
     the parts of components, and weight transfers. `turns`: whether components that share accelerators may work one
-    after the other, since they do not depend on each other. `trains`: whether the stage changes saved state; None: it
-    does if a component with saved state has full residency in the stage.
+    after the other, since they do not depend on each other. `place`: file and line at which the stage was made, for
+    errors. `trains`: whether the stage changes saved state; None: it does if a component with saved state has full
+    residency in the stage.
     """
 
     name: str
@@ -223,7 +224,7 @@ class Channel:
 
     `items`: the largest number of items in a queue; a further `put` waits until an item is taken. `by_rank`: True: each
     target rank has its own queue, with the rank as key; False: all target ranks take from one queue. Items lie in the
-    shared memory of the target's node.
+    shared memory of the target's node. `place`: file and line at which the channel was made, for errors.
     """
 
     name: str

@@ -82,8 +82,8 @@ class Loop:
     ) -> None:
         """`groups`: component -> its workers. `memory`: gets the measured bytes of each move.
 
-        `work`: the calls of worker methods in each stage. `first`: number of the first iteration. `clock`: the clock
-        for all times; a prediction passes a simulated clock.
+        `work`: the calls of worker methods in each stage. `first`: index of the first iteration. `clock`: the clock for
+        all times; a prediction passes a simulated clock.
         """
         self.clock = clock
         # Each iteration increases the version by one.
@@ -132,7 +132,7 @@ class Loop:
     def iteration(self, index: int, *, evaluate: bool = False) -> dict[str, float]:
         """Run all stages once. Return the metrics of all components, reduced over ranks, and the seconds of stages.
 
-        `index`: number of the iteration, from 0. `evaluate`: whether to have the policy answer held-out prompts first.
+        `index`: index of the iteration, from 0. `evaluate`: whether to have the policy answer held-out prompts first.
         Raises WorkerError with stage and policy version, WorkerTimeout if a stage exceeds its deadline, and StateLost
         if the caller has to call `go_back`.
         """
@@ -460,7 +460,7 @@ class Loop:
     ) -> dict[str, float]:
         """Run the steps of each stage in order. Return the reduced metrics of the workers, and the seconds.
 
-        `works`: stage -> its steps. `index`: number of the iteration.
+        `works`: stage -> its steps. `index`: index of the iteration.
         """
         reports: list[Metrics] = []
         self._in_calls_s = 0.0
@@ -567,7 +567,7 @@ class Loop:
     def _do(self, stage: str, step: Step, index: int) -> list[Metrics]:
         """Make the calls of a step and wait for all of them. Return the metrics of each rank of each call.
 
-        `index`: number of the iteration. After the last step that trains, the policy version is increased.
+        `index`: index of the iteration. After the last step that trains, the policy version is increased.
         """
         if base_stage(stage) in self._work.trains:
             self._updating = True

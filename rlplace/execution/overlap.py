@@ -243,7 +243,7 @@ class Overlap(Loop):
         """Make the calls of a step and return the metrics of each rank.
 
         A step does not wait for calls of generation. Only the last step that trains waits until the samples of this
-        iteration are generated, and adds the metrics of their generation. `index`: number of the iteration.
+        iteration are generated, and adds the metrics of their generation. `index`: index of the iteration.
         """
         if step is self._work.evaluation:
             self._wait_until(lambda: not self._generation.under_way, ())
@@ -264,7 +264,7 @@ class Overlap(Loop):
     def _push(self, step: Step, index: int) -> list[Metrics]:
         """Have the actor push the new policy version, and return the metrics of the push.
 
-        Engines load the version between two engine steps. `step`: the step that sends weights. `index`: number of the
+        Engines load the version between two engine steps. `step`: the step that sends weights. `index`: index of the
         iteration.
         """
         pushing = [call for call in step.calls if call.component not in _GENERATING]

@@ -76,8 +76,8 @@ class Bounds:
     ) -> float:
         """Return a lower bound of the seconds by which scorers make an iteration longer than `stages`.
 
-        Each scorer works either during rollout or in infer. `stages`: stage -> lower bound of its seconds without
-        scorers. `options`: component -> its possible sizes.
+        Scorers are references and rewards; each works either during rollout or in the stage infer. `stages`: stage ->
+        lower bound of its seconds without scorers. `options`: component -> its possible sizes.
         """
         # Seconds of scorers that can only work in infer
         late_s = 0.0
@@ -124,7 +124,7 @@ class Bounds:
     ) -> float:
         """Return a lower bound of the seconds of a stage in which only `component` works.
 
-        `sizes`: the sizes that the component may have; the bound holds for each of them.
+        `mode`: settings of the plans. `sizes`: the sizes that the component may have; the bound holds for each of them.
         """
         key = (stage, component, mode, tuple(sizes))
         if key not in self._found:
@@ -142,7 +142,9 @@ class Bounds:
     def of_stage(
         self, stage: str, mode: Mode, sizes: Mapping[str, Sequence[Size]]
     ) -> float:
-        """Return a lower bound of the seconds of a stage for all plans with these sizes. Moves are not included.
+        """Return a lower bound of the seconds of a stage for all plans with these sizes.
+
+        Moves (changes of residency) are not included. `mode`: settings of these plans.
 
         `sizes`: component -> the sizes that it may have; the bound holds for each combination of them.
         """
@@ -171,7 +173,7 @@ class Bounds:
     def of_stages(
         self, schedule: Schedule, mode: Mode, sizes: Sizes, spread: Spread
     ) -> list[float]:
-        """Return a lower bound of the seconds of each stage of one plan. Moves are included.
+        """Return a lower bound of the seconds of each stage of one plan. Moves (changes of residency) are included.
 
         `schedule`, `mode`: schedule and mode of the plan. `sizes`: component -> its size. `spread`: component -> node
         -> number of the component's ranks on the node.

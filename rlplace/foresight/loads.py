@@ -111,8 +111,8 @@ class Stages(abc.ABC):
     ) -> tuple[Loads, float]:
         """Return component -> lower bound of its work in a stage, and the least seconds of the chain.
 
-        The chain is the work of components that wait for each other in turn. `active`: the components at work. `sizes`:
-        component -> its size. Moves are not included.
+        The chain is the work of components that wait for each other in turn. Moves (changes of residency) are not
+        included. `active`: the components at work. `mode`: settings of the plan. `sizes`: component -> its size.
         """
 
     @abc.abstractmethod

@@ -421,7 +421,7 @@ class _Run:
         )
 
     def _expand(self, node: _Node, bound: float) -> None:
-        """Open a branch: add its sub-branches, or check its plan.
+        """Open the branch `node`: add its sub-branches, or check its plan.
 
         If the branch has a higher bound than `bound` by now, put it back with the higher bound instead. `bound`: the
         branch's bound when it was added.
@@ -439,7 +439,7 @@ class _Run:
                 self._decide(node)
 
     def _bound(self, node: _Node, bound: float) -> float:
-        """Return the highest lower bound of a branch that is known by now.
+        """Return the highest lower bound that is known by now of the branch `node`.
 
         `bound`: the bound when the branch was added.
         """
@@ -469,7 +469,7 @@ class _Run:
                 return known
 
     def _dive(self, node: _Node, bound: float) -> None:
-        """Open a branch, then repeatedly the new sub-branch with the least bound, until a plan is found.
+        """Open the branch `node`, then repeatedly the new sub-branch with the least bound, until a plan is found.
 
         The sooner a good plan is found, the more branches can be left out.
         """
@@ -512,7 +512,7 @@ class _Run:
         return seconds
 
     def _size(self, node: _Sizes) -> None:
-        """Add one branch for each size of the component that has the most possible sizes.
+        """Divide the branch `node`: add one branch for each size of the component that has the most possible sizes.
 
         If each component has only one possible size, add a branch for their places.
         """
@@ -541,7 +541,7 @@ class _Run:
             )
 
     def _place(self, node: _Places, bound: float) -> None:
-        """Add one branch for each place of the largest component that has no place yet.
+        """Divide the branch `node`: add one branch for each place of the largest component that has no place yet.
 
         If all components have a place, add branches for the plans with these places.
         """
@@ -619,7 +619,7 @@ class _Run:
             self._push(bound, leaf)
 
     def _decide(self, node: _Leaf) -> None:
-        """Check and predict a plan, unless a plan is known that takes equally long on as few accelerators or fewer.
+        """Check and predict the plan of `node`, unless a known plan takes equally long on as few or fewer accelerators.
 
         Components that never have to move are first removed from the layout's `stays`.
         """

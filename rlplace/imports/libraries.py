@@ -152,7 +152,9 @@ def _rlinf_envs(draft: Draft) -> int:
 
 
 def _rlinf_place(draft: Draft, setting: Setting, tensor: int) -> None:
-    """Write one placement line of RLinf. Components that rlplace does not have are left out and reported.
+    """Write one placement line of RLinf into the draft (the converted config).
+
+    Components that rlplace does not have are left out and reported.
 
     `setting`: the line. `tensor`: accelerators of one engine; if above 1, the engines get a placement line of their
     own.
@@ -198,7 +200,7 @@ def _rlinf_place(draft: Draft, setting: Setting, tensor: int) -> None:
 
 
 def _rlinf_set_rollout(draft: Draft) -> None:
-    """Write the action chunk, and the steps and minibatches of an iteration, if RLinf's settings for them are given."""
+    """Write action chunk, steps and minibatches into the draft (converted config), if RLinf's settings give them."""
     passes = draft.count("algorithm.rollout_epoch", 1, 1)
     chunk = draft.count("actor.model.num_action_chunks", 1, 1)
     chunk_key = "actor.model.num_action_chunks"
@@ -381,9 +383,9 @@ def _set_verl_correction(draft: Draft) -> None:
 
 
 def _set_verl_prompts(draft: Draft) -> None:
-    """Write the data files as a text task with one turn, placed on CPUs, and its rewards.
+    """Write the data files into the draft as a text task with one turn, placed on CPUs, and its rewards.
 
-    Also write token budgets if verl counts its micro-batches in tokens.
+    The draft is the converted config. Also write token budgets if verl counts its micro-batches in tokens.
     """
     paths = {key: draft.value(f"data.{key}_files") for key in ("train", "val")}
     files = {
@@ -484,7 +486,10 @@ def _both_offload(draft: Draft, block: str, component: str) -> bool:
 
 
 def _set_verl_loss(draft: Draft) -> None:
-    """Write how the losses of tokens are averaged. GSPO always averages over sequences; its setting is ignored."""
+    """Write into the draft (the converted config) how the losses of tokens are averaged.
+
+    GSPO always averages over sequences; its setting is ignored.
+    """
     key = f"{_VERL}actor.loss_agg_mode"
     if draft.value(_VERL_MODE) == "gspo":
         draft.implied("there, the loss of gspo is the mean over sequences", key)

@@ -260,7 +260,10 @@ def _place_remote_reward(draft: Draft) -> None:
 
 
 def _set_dtype(draft: Draft) -> None:
-    """Write the dtypes: 16-bit weights, and 32-bit master weights in the optimizer, as DeepSpeed keeps them."""
+    """Write the dtypes into the draft (the converted config).
+
+    They are 16-bit weights, and 32-bit master weights in the optimizer, as DeepSpeed keeps them.
+    """
     dtype = "fp16" if draft.value("ds.param_dtype") == "fp16" else "bf16"
     for model in ("actor", "critic"):
         if model in draft.placed:
@@ -276,7 +279,7 @@ def _set_dtype(draft: Draft) -> None:
 
 
 def _set_lengths(draft: Draft) -> None:
-    """Write the lengths of prompt and answer.
+    """Write the lengths of prompt and answer into the draft (the converted config).
 
     Newer versions of OpenRLHF have one flag for the sum of the two lengths, older versions one flag for each.
     """
@@ -303,7 +306,10 @@ def _set_lengths(draft: Draft) -> None:
 
 
 def _set_betas(draft: Draft) -> None:
-    """Write the betas of Adam. In OpenRLHF's older spelling, one flag sets the betas of actor and critic."""
+    """Write the betas of Adam into the draft (the converted config).
+
+    In OpenRLHF's older spelling, one flag sets the betas of actor and critic.
+    """
     keys: tuple[str, ...] = ()
     betas: tuple[float, float] | None = (0.9, 0.95)
     for model in ("actor", "critic"):
@@ -315,7 +321,10 @@ def _set_betas(draft: Draft) -> None:
 
 
 def _set_clips(draft: Draft) -> None:
-    """Write the limits of the policy's probability ratio, of scores, and of the importance-sampling correction."""
+    """Write limits into the draft (the converted config).
+
+    They limit the policy's probability ratio, the scores, and the weights of the importance-sampling correction.
+    """
     if both := _two(draft, "actor.eps_clip_low_high", None):
         ours = ("algorithm.clip_ratio_low", "algorithm.clip_ratio_high")
         for key, value in zip(ours, both, strict=True):
@@ -355,9 +364,10 @@ def _set_clips(draft: Draft) -> None:
 
 
 def _set_schedule(draft: Draft) -> None:
-    """Write averaged weights, staleness, number of iterations, and whether the KL term is in the loss.
+    """Write settings of training into the draft (the converted config).
 
-    Report a problem if the advantage estimator compares answers and each prompt has only one answer.
+    They are averaged weights, staleness, number of iterations, and whether the KL term is in the loss. Report a problem
+    if the advantage estimator compares answers and each prompt has only one answer.
     """
     if "reference" in draft.placed and draft.has("algo.kl.use_loss"):
         draft.derive("algorithm.kl_in", "loss", "algo.kl.use_loss")
@@ -399,7 +409,7 @@ def _set_schedule(draft: Draft) -> None:
 
 
 def _set_prompts(draft: Draft) -> None:
-    """Write the data as a text task with one turn, placed on CPUs.
+    """Write the data into the draft (the converted config) as a text task with one turn, placed on CPUs.
 
     If there is a reward component, the scores come from it.
     """
@@ -433,7 +443,9 @@ def _set_prompts(draft: Draft) -> None:
 
 
 def _set_passes(draft: Draft) -> None:
-    """Write how many tokens a pass of each model has. If no run is possible yet, nothing is written.
+    """Write into the draft (the converted config) how many tokens a pass of each model has.
+
+    If no run is possible yet, nothing is written.
 
     A run needs prompts and the actor's model.
     """

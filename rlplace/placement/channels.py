@@ -203,7 +203,9 @@ def _simulator_channels(
 def _text_channels(
     config: Config, placement: HybridComponentPlacement
 ) -> Iterator[ChannelPlan]:
-    """Yield the channels of a job on language models, except those to and from scorers.
+    """Yield the channels of a job on language models, except those of scorers.
+
+    Scorers are the critic, reference and reward components.
 
     Each channel has room for a whole iteration or evaluation, so that no rank waits, except the channel that carries
     weights.
@@ -261,7 +263,7 @@ def _text_channels(
 def _scorer_channels(
     config: Config, placement: HybridComponentPlacement
 ) -> Iterator[ChannelPlan]:
-    """Yield the channels to and from scorers, in a job on language models.
+    """Yield the channels to and from scorers (critic, reference, reward), in a job on language models.
 
     Each channel has room for whole iterations, except the channel that carries weights.
     """

@@ -47,10 +47,9 @@ class StageTime(NamedTuple):
 class IterationCalls:
     """The calls and stages of one iteration. It is complete once `seconds` is set.
 
-    `index`: number of the iteration, from 0. `began_s`: seconds since the epoch, by the driver's clock.
-    `driver_cpu_s`: once complete, processor seconds of the driver's process in this iteration; before that, its
-    processor seconds until the iteration began.
-    `seconds`: duration. `uses`: use of the accelerators in each stage.
+    `index`: index of the iteration, from 0. `began_s`: seconds since the epoch, by the driver's clock. `driver_cpu_s`:
+    once complete, processor seconds of the driver's process in this iteration; before that, its processor seconds until
+    the iteration began. `seconds`: duration. `uses`: use of the accelerators in each stage.
     """
 
     index: int

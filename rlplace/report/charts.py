@@ -24,7 +24,7 @@ STYLE = "path.line{fill:none;stroke-width:1.6;stroke-linejoin:round}.grid{stroke
 
 
 class Line(NamedTuple):
-    """One curve of a chart. `number`: number of its colour."""
+    """One curve of a chart. `number`: index of its colour. `series`: its values, by iteration."""
 
     label: str
     number: int

@@ -79,16 +79,14 @@ TEXT = Measures(
 
 @dataclasses.dataclass(slots=True)
 class Progress:
-    """Sums of the metrics of a run so far. It belongs to the run's driver.
+    """Sums and latest values of the metrics of a run so far. It belongs to the run's driver.
 
     `began`: `time.perf_counter()` when the command began to run. `start_s`: seconds until all workers were ready.
-    `steps`: env steps or answers. `first_return`: score of the first iteration that had one.
-    `counts`: key of summary.json -> sum of its metric. `seconds`: metric of seconds -> sum over iterations.
-    `episodes`: (mean return, episodes) of the latest iterations, as many as the window needs.
-    `evaluations`: policy version -> mean reward of held-out prompts.
-    `skipped`: metric -> how many rows, samples or steps were skipped because a number was not finite. `named`: the
-    first skipped ones, as in summary.json.
-    `earlier_s`: seconds of the earlier commands of a resumed run.
+    `steps`: env steps or answers. `first_return`: score of the first iteration that had one. `counts`: key of
+    summary.json -> sum of its metric. `seconds`: metric of seconds -> sum over iterations. `episodes`: (mean return,
+    episodes) of the latest iterations, as many as the window needs. `evaluations`: policy version -> mean reward of
+    held-out prompts. `skipped`: metric -> how many rows, samples or steps were skipped because a number was not finite.
+    `named`: the first skipped ones, as in summary.json. `earlier_s`: seconds of the earlier commands of a resumed run.
     """
 
     measures: Measures

@@ -297,7 +297,7 @@ def _work(record: CallRecord) -> Iterator[tuple[float, float]]:
 def _lanes(
     bars: Iterable[_Bar], components: Sequence[str]
 ) -> Iterator[tuple[_Bar, int, int]]:
-    """Yield (bar, number of its lane, number of lanes) for each bar of a row. Lanes are counted from 0.
+    """Yield (bar, index of its lane, count of lanes) for each bar of a row. Lanes are counted from 0.
 
     If bars overlap in time, the height of the row is divided into lanes, one for each component of these bars.
     """

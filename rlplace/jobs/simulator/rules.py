@@ -67,7 +67,10 @@ def _uneven_envs(case: PlacedJob) -> Iterator[Found]:
 
 
 def _rollout_without_rows(case: PlacedJob) -> Iterator[Found]:
-    """Yield a finding if there are more rollout ranks than rows of a stage group, so that a rank would have no row."""
+    """Yield a finding if a stage group has fewer rows (environments) than there are rollout ranks.
+
+    Some rollout rank would then have no row.
+    """
     envs = _envs(case)
     groups = _groups(case)
     ranks = case.ranks("rollout")
@@ -212,7 +215,7 @@ RULES = (
 
 
 def _rollout_rows(case: PlacedJob) -> Iterator[Found]:
-    """Yield a finding if some rollout ranks have fewer rows of a stage group than other rollout ranks."""
+    """Yield a finding if some rollout ranks have fewer rows (environments) of a stage group than others."""
     groups = _groups(case)
     ranks = case.ranks("rollout")
     even = lcm(_block(case), ranks * groups)
@@ -220,7 +223,7 @@ def _rollout_rows(case: PlacedJob) -> Iterator[Found]:
 
 
 def _actor_rows(case: PlacedJob) -> Iterator[Found]:
-    """Yield a finding if some actor ranks have fewer rows than other actor ranks."""
+    """Yield a finding if some actor ranks have fewer rows (environments) than other actor ranks."""
     even = lcm(_block(case), case.ranks("actor"))
     yield from _uneven_shares(case, "actor", _envs(case), even)
 
@@ -228,7 +231,7 @@ def _actor_rows(case: PlacedJob) -> Iterator[Found]:
 def _uneven_shares(
     case: PlacedJob, component: str, rows: int, even: int
 ) -> Iterator[Found]:
-    """Yield a finding if the ranks of a component cannot share the rows evenly.
+    """Yield a finding if the ranks of a component cannot share the rows (environments) evenly.
 
     `rows`: number of rows that the ranks share. `even`: any multiple of this number of environments can be shared
     evenly.

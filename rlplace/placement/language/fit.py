@@ -73,7 +73,8 @@ def _check_even(
 ) -> None:
     """Add a fault for each segment with too many ranks per accelerator, or with an uneven number of ranks.
 
-    The number is uneven if neither the number of ranks divides the number of accelerators, nor the reverse.
+    The number is uneven if neither the number of ranks divides the number of accelerators, nor the reverse. `text`: the
+    placement as it was written.
     """
     uneven: list[Segment] = []
     for segment in segments:
@@ -108,7 +109,10 @@ def _is_uneven(segment: Segment) -> bool:
 def _check_duplicates(
     text: Text, segments: Sequence[Segment], pool: Pool, faults: list[Fault]
 ) -> None:
-    """Add a fault for each segment that has an accelerator number which is also in another segment."""
+    """Add a fault for each segment that has an accelerator number which is also in another segment.
+
+    `text`: the placement as it was written.
+    """
     # By their first numbers: a segment overlaps the one that reaches furthest, or none.
     reach, *ordered = sorted(segments, key=lambda s: s.accelerators.start)
     for segment in ordered:

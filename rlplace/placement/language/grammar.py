@@ -42,7 +42,7 @@ BASE = 60  # YAML 1.1 reads an unquoted 4:7 as 4 * 60 + 7
 def read_segments(
     text: Text, pool: Pool, faults: list[Fault]
 ) -> tuple[Segment, ...] | None:
-    """Return the segments of a placement text; None if any part of the text cannot be read.
+    """Return the segments (pieces `accelerators:ranks`) of a placement text; None if any part cannot be read.
 
     `pool`: the things that the numbers in the text count, such as accelerators. Faults are added to `faults`.
     """

@@ -40,11 +40,11 @@ from rlplace.placement.machines.topology import Topology
 class Slot:
     """The place of one rank of a component.
 
-    `node`: number of the node. `local_rank`: number of the rank among the component's ranks on this node.
-    `accelerators`: their numbers in the cluster. `local_accelerators`: their numbers within the node.
-    `visible_accelerators`: numbers within the node of all accelerators that the process sees. `node_group`: label of
-    its group. `hardware`: its hardware items other than accelerators. `runtime_env`: environment of its process.
-    `process`: name of the process, which slots of several components may share; "": a process of its own.
+    `node`: index of the node. `local_rank`: index of the rank among the component's ranks on this node. `accelerators`:
+    indices of the rank's accelerators in the cluster. `local_accelerators`: their indices within the node.
+    `visible_accelerators`: indices within the node of all accelerators that the process sees. `node_group`: label of
+    the slot's node group. `hardware`: hardware items of the rank other than accelerators. `runtime_env`: environment of
+    its process. `process`: name of the process, which slots of several components may share; "": a process of its own.
     """
 
     component: str
@@ -117,7 +117,11 @@ class PackedPlacementStrategy:
     def get_placement(
         self, cluster: HasTopology, isolate_accelerator: bool = True
     ) -> Sequence[Slot]:
-        """Return one slot for each process, by rank. Raise PlacementError if the processes do not fit."""
+        """Return one slot for each process, by rank. Raise PlacementError if the processes do not fit.
+
+        `cluster`: the machines. `isolate_accelerator`: True: a process sees only its own accelerators; False: it sees
+        all accelerators of its node.
+        """
         start = self.start_hardware_rank
         end = self.end_hardware_rank
         each = self.num_hardware_per_process
@@ -174,7 +178,11 @@ class FlexiblePlacementStrategy:
     def get_placement(
         self, cluster: HasTopology, isolate_accelerator: bool = True
     ) -> Sequence[Slot]:
-        """Return one slot for each process, by rank. Raise PlacementError if the processes do not fit."""
+        """Return one slot for each process, by rank. Raise PlacementError if the processes do not fit.
+
+        `cluster`: the machines. `isolate_accelerator`: True: a process sees only its own accelerators; False: it sees
+        all accelerators of its node.
+        """
         key = type(self).__name__
         groups = _groups_of(cluster)
         label = self.node_group_label or WHOLE_CLUSTER
@@ -225,7 +233,11 @@ class ComponentPlacementStrategy:
     def get_placement(
         self, cluster: HasTopology, isolate_accelerator: bool = True
     ) -> Sequence[Slot]:
-        """Return one slot for each rank of the component, by rank. Raise PlacementError if the ranks do not fit."""
+        """Return one slot for each rank of the component, by rank. Raise PlacementError if the ranks do not fit.
+
+        `cluster`: the machines. `isolate_accelerator`: True: a process sees only its own accelerators; False: it sees
+        all accelerators of its node.
+        """
         spec = self.spec
         groups = self.groups
         pool = spec.pool

@@ -126,8 +126,8 @@ class Parallel:
 class RankLocations:
     """The place of every rank of a component, as arrays indexed by rank: 20 bytes for each rank.
 
-    `node`: number of the node. `first`: number of the rank's first accelerator in the cluster; -1: it has none.
-    `count`: number of its accelerators, whose numbers are consecutive. `process`: the components whose ranks share
+    `node`: index of the node. `first`: index in the cluster of the rank's first accelerator; -1: it has none. `count`:
+    how many accelerators the rank has; their indices are consecutive. `process`: the components whose ranks share
     processes, such as "env+rollout"; "": none.
     """
 

@@ -34,7 +34,7 @@ def without_nodes(
     """Return the `cluster` block of a job for the nodes that are left after some were lost.
 
     Whether the new placements fit is not checked. `cluster`: the block before the loss. `placement`: the placement
-    before the loss. `lost`: numbers of the lost nodes. `again`: the placement text, "rest" or "all", for components
+    before the loss. `lost`: indices of the lost nodes. `again`: the placement text, "rest" or "all", for components
     that have lost all ranks.
     """
     left = dict(cluster)

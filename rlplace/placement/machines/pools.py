@@ -33,7 +33,7 @@ NODE = "node"
 class HardwareItem:
     """A piece of hardware other than an accelerator, such as a robot.
 
-    `config`: its block of the config, as written. `number`: its number within its node group.
+    `config`: its block of the config, as written. `number`: its index within its node group.
     """
 
     node: int
@@ -46,8 +46,8 @@ class HardwareItem:
 class Interval(NamedTuple):
     """Neighbouring numbers of a pool that one rank may have together.
 
-    They are on one node and, if they are accelerators, of one accelerator model. `numbers`: numbers in the pool.
-    `base`: number in the cluster of the first accelerator. `node_group`: label of the group.
+    They are on one node and, if they are accelerators, of one accelerator model. `numbers`: the numbers in the pool.
+    `node`: the node. `base`: index in the cluster of the first accelerator. `node_group`: label of the group.
     """
 
     numbers: range  # in the pool

@@ -124,7 +124,8 @@ def named(noun: str, piece: range, one: str = "", several: str = "are") -> str:
 class Run:
     """Neighbouring accelerators of one node that are all of one model.
 
-    `count`: their number. `product`: the accelerator model. `memory_bytes`: memory of one accelerator; 0: not known.
+    `count`: how many accelerators. `product`: the accelerator model. `memory_bytes`: memory of one accelerator; 0: not
+    known.
     """
 
     count: int
@@ -136,8 +137,8 @@ class Run:
 class Node:
     """One machine. Its n accelerators have local numbers 0..n-1 and global numbers `first`..`first + n - 1`.
 
-    `accelerators`: their number. `kind`: "cuda" or "emulated". `memory_bytes`: memory of one accelerator, the least
-    where they differ; 0: not known. `product`: model of the accelerators, such as "H100"; "": not known.
+    `accelerators`: count of accelerators. `kind`: "cuda" or "emulated". `memory_bytes`: memory of one accelerator, the
+    least where they differ; 0: not known. `product`: model of the accelerators, such as "H100"; "": not known.
     `nvlink_gb_per_s`: rate between two accelerators. `pcie_gb_per_s`: rate to host memory. `network_gb_per_s`: rate of
     each accelerator to other nodes. Rates of 0 are not known. `runs`: only if the node has accelerators of several
     models.

@@ -27,9 +27,9 @@ _SWITCHES = (False, True)
 def too_small(case: MemoryCase) -> str | None:
     """Return the reason, in words, why a component can never fit on the cluster; None if no such component is found.
 
-    Each component is checked as if it had the whole cluster for itself and the config had every setting that saves
-    memory. None means that each component fits on its own, or that its memory or the memory of the accelerators is not
-    known. It does not prove that all components fit together.
+    `case`: the inputs of the plan's memory proof. Each component is checked as if it had the whole cluster for itself
+    and the config had every setting that saves memory. None means that each component fits on its own, or that its
+    memory or the memory of the accelerators is not known. It does not prove that all components fit together.
     """
     nodes = [node for node in case.placement.topology.nodes if node.accelerators]
     if not nodes or not all(run.memory_bytes for node in nodes for run in node.alike):

@@ -366,6 +366,7 @@ def _parts(moment: Moment) -> Bytes:
 class TrainingDemand:
     """The memory demand of a language model that is trained.
 
+    `model`: its sizes. `block`: the component's block of the config. `sequence_length`: tokens of the longest sequence.
     Ranks shard its state; while it is off, its host holds a copy of the state. `packed`: True: a pass has
     `token_budget` tokens; False: it has `micro_batch` sequences. `sync`: what sending weights takes on an accelerator.
     `samples`: samples per optimizer step over all ranks; 0: not known. `streams`: whether weights are streamed to other
@@ -644,6 +645,7 @@ class TrainingDemand:
 class ScoringDemand:
     """The memory demand of a reference or reward model, which makes only forward passes.
 
+    `model`: its sizes. `block`: the component's block of the config. `sequence_length`: tokens of the longest sequence.
     While it is off, its host holds a copy of the model. Without accelerators, or with `on_host`, the host always holds
     it. `packed`: True: a pass has `token_budget` tokens; False: it has `micro_batch` sequences. `refreshed`: dtype of
     the weights that refresh the model; None: it is never refreshed. `copied`: whether checkpoints are written from a
@@ -724,10 +726,11 @@ class ScoringDemand:
 class EngineDemand:
     """The memory demand of a generation engine such as vLLM.
 
-    The engine takes a share of an accelerator's memory, or has a KV cache of a fixed size. `sequence_length`: tokens of
-    the longest sequence; the KV cache must hold one. `sync`: what receiving weights takes on an accelerator. `taken`:
-    host bytes of buckets of weights from other nodes. `answers`: answers per iteration on the rank with the most; None:
-    not known. `cut`: whether evaluation draws from the likeliest tokens only (top-p).
+    `model`: sizes of its model. `block`: the rollout's block of the config. The engine takes a share of an
+    accelerator's memory, or has a KV cache of a fixed size. `sequence_length`: tokens of the longest sequence; the KV
+    cache must hold one. `sync`: what receiving weights takes on an accelerator. `taken`: host bytes of buckets of
+    weights from other nodes. `answers`: answers per iteration on the rank with the most; None: not known. `cut`:
+    whether evaluation draws from the likeliest tokens only (top-p).
     """
 
     model: ModelShape

@@ -81,7 +81,7 @@ class Saved:
 class Block:
     """A group of identical layers. Each layer is one unit that FSDP gathers.
 
-    `layers`: their number. `weights`: the weights of one layer. `saved`: what one layer saves for the backward pass.
+    `layers`: count of layers. `weights`: the weights of one layer. `saved`: what one layer saves for the backward pass.
     `passing`: what one layer holds at once in a pass without gradients; None: `saved` is used as an upper bound.
     """
 
@@ -141,9 +141,9 @@ class Tower:
 class KvLayers:
     """Layers whose KV caches have the same size.
 
-    `layers`: their number. `heads`: key heads. `numbers`: numbers per token and head, for key and value together.
-    `window`: tokens that attention sees and keeps; 0: all. `state`: numbers per sequence and head that do not depend on
-    the length of the sequence.
+    `layers`: count of layers. `heads`: count of key heads. `numbers`: how many numbers are kept per token and head, for
+    key and value together. `window`: tokens that attention sees and keeps; 0: all. `state`: numbers per sequence and
+    head that do not depend on the length of the sequence.
     """
 
     layers: int

@@ -102,7 +102,7 @@ class Load:
 class Account:
     """The memory of accelerators, or of hosts, that are all used in the same way. Sizes are per accelerator or host.
 
-    `numbers`: numbers of the accelerators in the cluster, or of the nodes. `kind`: kind of accelerator, or "host".
+    `numbers`: indices of the accelerators in the cluster, or of the nodes. `kind`: kind of accelerator, or "host".
     `capacity_bytes`: 0: not known. `reserve_bytes`: part of the capacity that stays free for memory that is not
     counted. `loads`: the load at each moment, in order of time.
     """
@@ -297,7 +297,7 @@ class Occupancy:
 class OccupancyClass:
     """Accelerators, or nodes, that have equal hardware and equally many ranks of every `Occupancy`.
 
-    `numbers`: numbers of the accelerators in the cluster, or of the nodes. `kind`: kind of accelerator. `memory_bytes`:
+    `numbers`: indices of the accelerators in the cluster, or of the nodes. `kind`: kind of accelerator. `memory_bytes`:
     memory of one accelerator; 0: not known. `ranks`: occupancy -> number of its ranks on each accelerator or node.
     `host_bytes`: memory of one node; 0: not known.
     """

@@ -153,8 +153,9 @@ class PolicyShape:
 class NetworkShape(PolicyShape):
     """The sizes of a policy network that torch has traced. The workspace of convolutions is not counted.
 
-    `numbers`: float32 numbers in an observation. `outputs`: outputs of the network. `saved`: numbers that a pass over
-    one sample saves for its backward pass; 0: not known. `largest`: numbers of the largest tensor, per sample.
+    `numbers`: count of float32 numbers in an observation. `outputs`: outputs of the network. `saved`: numbers that a
+    pass over one sample saves for its backward pass; 0: not known. `largest`: count of numbers in the largest tensor,
+    per sample.
     """
 
     observation_bytes: int

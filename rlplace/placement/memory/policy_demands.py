@@ -37,9 +37,9 @@ class PolicyTrainingDemand:
     """The memory demand of the actor of a job on simulators.
 
     Every rank holds all weights in one float32 tensor, and the moments of Adam. `sync`: what sending weights takes on
-    an accelerator. `samples`: samples per iteration on the rank with the most. `minibatch`: samples of one minibatch on
-    this rank. `copied`: whether checkpoints are written from a copy on the host; None: checkpoints do not include this
-    policy.
+    an accelerator. `samples`: samples per iteration on the rank with the most. `compute`: dtype of the computation.
+    `minibatch`: samples of one minibatch on this rank. `copied`: whether checkpoints are written from a copy on the
+    host; None: checkpoints do not include this policy.
     """
 
     policy: PolicyShape

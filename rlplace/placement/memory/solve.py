@@ -134,8 +134,9 @@ def solve(
 ) -> Solution | None:
     """Return the largest value of `knob` with which everything fits; None if not even the smallest value fits.
 
-    `component`: the component whose value is changed; None: all components that have the knob. Raises PlacementError if
-    the memory of no accelerator or host is known, or if no component to change has the knob.
+    `case`: the inputs of the plan's memory proof. `component`: the component whose value is changed; None: all
+    components that have the knob. Raises PlacementError if the memory of no accelerator or host is known, or if no
+    component to change has the knob.
     """
     names = [name for name in _having(case, knob) if component in (None, name)]
     if not names:
@@ -233,10 +234,10 @@ def _no_knob(case: MemoryCase, knob: Knob, component: str | None) -> Problem:
 def fill_share(case: MemoryCase) -> MemoryCase:
     """Return a case in which each engine gets the share of memory that other components and the reserve leave free.
 
-    Engines with a KV cache of a given size are left alone. The share is computed by formulas alone, so it is equal with
-    and without measurements of an earlier run. If nothing is left, the share is the smallest possible one, and the
-    ledger states what is lacking. A note is added to the case. Raises PlacementError if the memory of some accelerators
-    is not known.
+    `case`: the inputs of the plan's memory proof. Engines with a KV cache of a given size are left alone. The share is
+    computed by formulas alone, so it is equal with and without measurements of an earlier run. If nothing is left, the
+    share is the smallest possible one, and the ledger states what is lacking. A note is added to the case. Raises
+    PlacementError if the memory of some accelerators is not known.
     """
     engines = _having(case, Knob.KV_SHARE)
     if not engines:
@@ -311,10 +312,10 @@ def _tightest(ledger: MemoryLedger) -> str:
 class Remedy:
     """One change of the config that saves memory.
 
-    `fix`: the lines to write. `cost`: what the change costs, in words. `case`: the memory case with the change.
-    `saves_bytes`: bytes saved where most is lacking, at the worst moment. `enough`: whether everything fits with this
-    change. `also`: whether the change is meant together with the remedies that are listed before it. `lines`: key path
-    -> new value.
+    `fix`: the config lines to write, as text. `cost`: what the change costs, in words. `case`: the memory case with the
+    change. `saves_bytes`: bytes saved where most is lacking, at the worst moment. `enough`: whether everything fits
+    with this change. `also`: whether the change is meant together with the remedies that are listed before it. `lines`:
+    key path -> new value.
     """
 
     fix: str
@@ -331,8 +332,9 @@ class Remedy:
 def find_remedies(case: MemoryCase) -> tuple[Remedy, ...]:
     """Return the changes that make the job fit: if possible, changes of which each alone is enough.
 
-    These are ordered from least to most intrusive. If no single change is enough, the result is a set of changes that
-    are needed together, or that help most if even the set is not enough. The result is empty if everything fits.
+    `case`: the inputs of the plan's memory proof. The changes are ordered from least to most intrusive. If no single
+    change is enough, the result is a set of changes that are needed together, or that help most if even the set is not
+    enough. The result is empty if everything fits.
     """
     if shortest(case.ledger()) is None:
         return ()
@@ -675,7 +677,7 @@ def _more_ranks(case: MemoryCase, component: str) -> Iterator[Remedy]:
 def find_shortages(case: MemoryCase) -> tuple[Problem, ...]:
     """Return one problem for each group of accelerators or hosts that is too small, and for each KV cache without room.
 
-    The result is empty if, and only if, the ledger of `case` fits.
+    `case`: the inputs of the plan's memory proof. The result is empty if, and only if, the ledger of `case` fits.
     """
     ledger = case.ledger()
     if ledger.fits:

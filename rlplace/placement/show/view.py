@@ -71,9 +71,9 @@ class StageView:
 class NodeFold:
     """Neighbouring nodes whose accelerators are used in the same way by the same components, shown as one node.
 
-    With folded nodes, a plan of 1,000 nodes fits on one page. `accelerators`: their number on one node. `first`: number
-    in the cluster of the first accelerator. `first_rank`: component -> its lowest rank on the first node. `local`:
-    component -> its segments on one node; accelerators are numbered within the node, and ranks from 0.
+    With folded nodes, a plan of 1,000 nodes fits on one page. `accelerators`: count of accelerators on one node.
+    `first`: index in the cluster of the first accelerator. `first_rank`: component -> its lowest rank on the first
+    node. `local`: component -> its segments on one node; accelerators are numbered within the node, and ranks from 0.
     """
 
     nodes: range

@@ -47,9 +47,9 @@ class Request(NamedTuple):
     """A request of an env rank for answers. In the first turn it covers all samples of a group, later one sample.
 
     `asked`: the iteration in which the request is made. `iteration`: the iteration that owns the prompt; it differs
-    from `asked` if the prompt was postponed or is asked ahead. `env`: the env rank. `group`: number of the group in
-    `iteration`. `first`: number of the first sample in the group. `samples`: number of samples. `turn`: number of the
-    turn, from 0. `tokens`: tokens of the conversation so far.
+    from `asked` if the prompt was postponed or is asked ahead. `env`: the env rank. `group`: index of the group in
+    `iteration`. `first`: index of the first sample in the group. `samples`: count of samples. `turn`: index of the
+    turn. `tokens`: tokens of the conversation so far.
     """
 
     asked: int
@@ -78,7 +78,7 @@ class Graded(NamedTuple):
 class Group(NamedTuple):
     """A group with all its samples.
 
-    `number`: (iteration that owns the prompt, number of the group in this iteration). `prompt`: tokens of the prompt.
+    `number`: (iteration that owns the prompt, index of the group in this iteration). `prompt`: tokens of the prompt.
     `tokens`: tokens of each sample, with the prompt.
     """
 
@@ -204,7 +204,7 @@ class TextSite(Site):
     def given(self, component: str, number: int) -> _Given:
         """Return the holder of a value that rank 0 of a component scatters to all ranks of the component.
 
-        `number`: the number of the scatter, from 0. All ranks get the same holder for the same number.
+        `number`: how many scatters of the component came before. All ranks get the same holder for the same number.
         """
         return self._given.setdefault((component, number), _Given(self))
 
@@ -305,9 +305,9 @@ class TextEnvRank(TextRank):
     ) -> Body:
         """Simulate `Pass.through`: request answers, take answers as they come, and put complete groups into channels.
 
-        `groups`: for each group, the iteration that owns its prompt, and the group's number in that iteration.
-        `samples`: samples of each group. `readers`: channels that get complete groups. `more`: the rank stops when
-        this number of groups is still incomplete. Returns the metrics.
+        `groups`: for each group, the iteration that owns its prompt, and the group's index in that iteration.
+        `samples`: samples of each group. `readers`: channels that get complete groups. `more`: the rank stops when this
+        number of groups is still incomplete. Returns the metrics.
         """
         watch = self.watch("sim", "reward", "wait", "put")
         lengths = self.site.lengths
@@ -370,7 +370,10 @@ class TextEnvRank(TextRank):
         return self._metrics(watch)
 
     def _take(self, watch: Stopwatch) -> Body:
-        """Wait for the next item for this rank, and return it: an answer, a graded sample, or _END of an env rank."""
+        """Wait for the next item for this rank, and return it: an answer, a graded sample, or _END of an env rank.
+
+        `watch`: records the seconds.
+        """
         answer = yield from self.site.channels[COMPLETIONS].get(str(self.slot.rank))
         yield from self.part(watch, "wait", 0, "run")
         return answer
@@ -417,8 +420,8 @@ class TextEnvRank(TextRank):
     def _end(self, watch: Stopwatch, ended: int) -> Body:
         """Report to env rank 0 that this rank has all its answers.
 
-        On rank 0: wait for the reports of all env ranks, then tell the engines that the iteration has ended. `ended`:
-        on rank 0, the number of reports that have arrived before.
+        On rank 0: wait for the reports of all env ranks, then tell the engines that the iteration has ended. `watch`:
+        records the seconds. `ended`: on rank 0, the number of reports that have arrived before.
         """
         yield from self.spend(self.cost(0, "run/rest"))
         if self.slot.rank:
@@ -484,7 +487,10 @@ class TextRolloutRank(TextRank):
         }
 
     def _answer_all(self, watch: Stopwatch) -> Body:
-        """Answer requests until the env ranks have ended the iteration. Return the number of generated tokens."""
+        """Answer requests until the env ranks have ended the iteration. Return the number of generated tokens.
+
+        `watch`: records the seconds.
+        """
         tokens = 0
         asking = True
         while asking or self.in_flight:
@@ -514,7 +520,7 @@ class TextRolloutRank(TextRank):
     def _take(self, watch: Stopwatch) -> Body:
         """Take requests until the engine is full or no request is left. If the engine is idle, wait for a request.
 
-        Return whether further requests may come in this iteration.
+        Return whether further requests may come in this iteration. `watch`: records the seconds.
         """
         requests = self.site.channels[REQUESTS]
         while self._room:
@@ -544,7 +550,10 @@ class TextRolloutRank(TextRank):
         self.site.open -= request.turn > 0 and request.turn + 1 == turns
 
     def _update(self, watch: Stopwatch) -> Body:
-        """Simulate loading all weight versions that the actor has pushed during generation."""
+        """Simulate loading all weight versions that the actor has pushed during generation.
+
+        `watch`: records the seconds.
+        """
         while self._held >= 0 and self.site.push(WEIGHTS, self._held + 1)[1].happened:
             self._held += 1
             yield from self.spend(self.cost(0, "generate/update", "pull_weights/rest"))
@@ -554,6 +563,7 @@ class TextRolloutRank(TextRank):
         """Simulate an engine step that processes the prompts of waiting requests.
 
         A vLLM step also decodes the answers in flight; prompts with too many tokens for one step take several steps.
+        `watch`: records the seconds.
         """
         room = self.job.text_rollout.step_sequences - len(self._active)
         read = 0
@@ -585,8 +595,8 @@ class TextRolloutRank(TextRank):
     def _decode(self, watch: Stopwatch, asking: bool) -> Body:
         """Simulate decoding steps until the next answer ends.
 
-        If the engine has room for a request that may come before, simulate fewer steps, down to 1. `asking`: whether
-        further requests may come in this iteration.
+        If the engine has room for a request that may come before, simulate fewer steps, down to 1. `watch`: records the
+        seconds. `asking`: whether further requests may come in this iteration.
         """
         steps = self._active[0][0] - self._steps
         if asking and self._room and self.site.untaken:

@@ -22,7 +22,8 @@ _TRAIN_BATCH = "algorithm.train_batch"
 class _Batches:
     """The batch sizes of an iteration, and the nearest valid values of prompts and batch.
 
-    `batch`: samples of an optimizer step. `copies`: trained component -> number of its data-parallel copies.
+    `prompts`, `samples`: prompts and samples of an iteration. `batch`: samples of an optimizer step. `engines`: count
+    of engines. `micro_batch`: samples of one pass. `copies`: trained component -> number of its data-parallel copies.
     `nearest_prompts`, `nearest_batch`: values with which all rules about batches hold.
     """
 

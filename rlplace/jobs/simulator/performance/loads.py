@@ -165,8 +165,9 @@ class SimulatorStages(Stages):
 def shares_of(rows: int, sources: int, targets: int) -> Iterator[tuple[int, int, int]]:
     """Yield (source rank, target rank, number of rows) for each transfer between two components.
 
-    The rows are cut into even, contiguous blocks, one for each of `sources` source ranks, and in the same way for
-    `targets` target ranks. A transfer carries the rows that a source block and a target block have in common.
+    The rows (environments) are cut into even, contiguous blocks, one for each of `sources` source ranks, and in the
+    same way for `targets` target ranks. A transfer carries the rows that a source block and a target block have in
+    common.
     """
     blocks = [block_edges(rows, ranks) for ranks in (sources, targets)]
     at = [0, 0]

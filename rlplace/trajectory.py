@@ -31,8 +31,8 @@ _ALONG_ROWS = (
 class Observation:
     """A message from an env rank to a rollout rank: the observations of B rows, for which actions are wanted.
 
-    `step`: 0 to T-1 in the iteration. `first_row`: index of the first row, counted over the whole job. A row is one
-    environment.
+    `stage_group`: index of the share of the env rank's environments that step together. `step`: 0 to T-1 in the
+    iteration. `first_row`: index of the first row, counted over the whole job. A row is one environment.
     """
 
     env_rank: int
@@ -50,9 +50,9 @@ class Observation:
 class ActionChunk:
     """A message from a rollout rank to an env rank: the actions for the B rows of one Observation, in the same order.
 
-    `logprobs`: log-density of the actions under policy `version`. `values`: value estimates of the observations.
-    `version`: the policy version that chose the actions. `memory`: [B, S], recurrent state of the policy after this
-    step; None: the policy has no memory.
+    `stage_group`, `step`, `first_row`: as in the Observation. `logprobs`: log-density of the actions under policy
+    `version`. `values`: value estimates of the observations. `version`: the policy version that chose the actions.
+    `memory`: [B, S], recurrent state of the policy after this step; None: the policy has no memory.
     """
 
     stage_group: int

@@ -96,8 +96,8 @@ def instead_of(folder: Path) -> str:
 def _near(written: str) -> str | None:
     """Return an existing path or hub id that the user probably means by `written`; None if nothing resembles it.
 
-    This is a folder with a similar name in the same parent folder, or the hub id of a downloaded model that differs
-    only in upper and lower case.
+    The result is a folder with a similar name in the same parent folder, or the hub id of a downloaded model that
+    differs only in upper and lower case.
     """
     path = Path(os.path.expanduser(written))
     if path.parent.is_dir() and (

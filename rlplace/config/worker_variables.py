@@ -72,8 +72,8 @@ def _invalid(config: Config) -> Iterator[Problem]:
 def _is_secret(name: str, value: str) -> bool:
     """Return whether the value of an environment variable is a secret, such as a password.
 
-    It is one if the name says so, as TOKEN does, or if the value has a login in an address. A path in a variable with a
-    name that ends in CREDENTIALS is not a secret.
+    A value is a secret if the name says so, such as TOKEN, or if it is an address that contains a login. A path in a
+    variable with a name that ends in CREDENTIALS is not a secret.
     """
     if _LOGIN.search(value):
         return True

@@ -120,7 +120,7 @@ class Job:
         return needs_of_stages(self.stages)
 
     def leaving(self, config: Any) -> Collection[str]:
-        """Return the components with `enable_offload`: they leave their accelerators if other components need them."""
+        """Return the components with `enable_offload`, which leave accelerators while other components need them."""
         blocks: Mapping[str, Any] = config.components
         return [name for name, block in blocks.items() if block.enable_offload]
 

@@ -30,7 +30,8 @@ class Size(NamedTuple):
 class Mode(NamedTuple):
     """Settings of a plan that hold for all components.
 
-    `groups`: number of stage groups of an env rank. `shared`: whether env and rollout share processes, rank by rank.
+    `groups`: number of stage groups of an env rank (shares of its environments that step in turn). `shared`: whether
+    env and rollout share processes, rank by rank.
     """
 
     groups: int

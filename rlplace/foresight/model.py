@@ -131,7 +131,7 @@ class PerformanceModel(abc.ABC):
     # ── how ranks spend seconds ──────────────────────────────────────────────────────────────────────────────────────
 
     def can_predict(self, config: Any) -> bool:
-        """Return whether this job can be predicted. It can if there is a model of its ranks' behaviour."""
+        """Return whether this job can be predicted: whether there is a model of its ranks' behaviour."""
         return True
 
     def costs(

@@ -307,7 +307,7 @@ def _on_accelerator(part: Part) -> Part:
 def quantiles(draws: Sequence[float]) -> tuple[float, ...]:
     """Return the draws in ascending order; of more than _DRAWS draws, return _DRAWS quantiles.
 
-    The first _DRAWS draws instead would be a biased sample, because short answers arrive first.
+    Keeping only the first _DRAWS draws would give a biased sample, because short answers arrive first.
     """
     ordered = sorted(draws)
     if len(ordered) <= _DRAWS:
@@ -318,7 +318,7 @@ def quantiles(draws: Sequence[float]) -> tuple[float, ...]:
 
 
 def _sum(parts: Sequence[Part]) -> Part:
-    """Return one part for the same part of all ranks in an iteration, with the sums of their laps and seconds."""
+    """Return one Part for a part of calls that all ranks have measured in an iteration; laps and seconds are summed."""
     laps = sum(part.laps for part in parts)
     return Part(
         name=parts[0].name,

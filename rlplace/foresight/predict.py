@@ -55,7 +55,7 @@ class Prediction:
 
 
 def can_predict(config: Any) -> bool:
-    """Return whether the config's job can be predicted. It can if there is a model of its ranks' behaviour."""
+    """Return whether the config's job can be predicted: whether there is a model of its ranks' behaviour."""
     return model_of(config).can_predict(config)
 
 

@@ -120,7 +120,7 @@ class Answer:
 
 
 def merged(answers: Sequence[Answer], keep: int = 6) -> Answer:
-    """Return one answer for the answers of several search spaces.
+    """Merge the answers of several search spaces into one answer, and return it.
 
     The first answer has to be that of the unchanged config. `keep`: the most plans in `found`.
     """
@@ -578,7 +578,7 @@ class _Run:
                 )
 
     def _leaves(self, node: _Places, used: int, bound: float) -> None:
-        """Add a branch for each choice of components that stay resident, among the components that share accelerators.
+        """Add a branch for each choice of components that are not offloaded, among those that share accelerators.
 
         Offloading adds moves and can change stages, so the bound of one choice does not hold for another choice.
         `used`: number of accelerators.

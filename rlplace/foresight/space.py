@@ -447,8 +447,8 @@ class Space:
 def _movable(placement: HybridComponentPlacement, component: str) -> bool:
     """Return whether a search may change the place and size of a component.
 
-    It may if the component can be on all nodes and each rank has one accelerator. In rollout, each rank may also have
-    several accelerators, if all ranks have the same number.
+    The search may change them if the component can be on all nodes and each rank has one accelerator. In rollout, each
+    rank may also have several accelerators, if all ranks have the same number.
     """
     spec = placement.spec(component)
     each = {segment.accelerators_per_rank for segment in spec.segments}

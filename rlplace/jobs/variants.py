@@ -10,7 +10,7 @@ _METHODS = ("advantages", "policy_loss", "value_loss", "metrics")
 
 
 def check_variant(config: Config) -> list[Problem]:
-    """Return the problems of the custom algorithm variant that the config names; empty without a variant.
+    """Return the problems of the custom class `algorithm.variant` in the config; empty if the config names none.
 
     Problems: the variant cannot be imported, or it does not override any of the methods that a variant may override.
     """

@@ -144,10 +144,10 @@ def _simulator_channels(
 ) -> Iterator[ChannelPlan]:
     """Yield the channels of a job on simulators.
 
-    `stage_groups`: stage groups of each env rank. An env rank has at most one unanswered step for each stage group, so
-    the channels of observations and actions have room for one item per stage group and share of a route. Trajectories
-    are put into their channel in the rollout stage and taken out in learn, so a whole iteration must fit. Weights are
-    taken out while they are put in.
+    `stage_groups`: number of stage groups of each env rank (shares of its environments that step in turn). An env rank
+    has at most one unanswered step for each stage group, so the channels of observations and actions have room for one
+    item per stage group and share of a route. Trajectories are put into their channel in the rollout stage and taken
+    out in learn, so a whole iteration must fit. Weights are taken out while they are put in.
     """
     observed = routes.observations
     gathered = routes.trajectories

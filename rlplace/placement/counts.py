@@ -200,9 +200,9 @@ def count_active(placement: HybridComponentPlacement, needs: Needs) -> dict[str,
 def dedicate(placement: HybridComponentPlacement) -> HybridComponentPlacement | None:
     """Return a placement in which no accelerator is shared; each component has as many ranks and accelerators as now.
 
-    Return None if no component has accelerators. Components without accelerators are left out. The segments of a
-    component are placed next to each other, node after node, so that each rank stays on one node. The new placement has
-    as many nodes as that takes.
+    Return None if no component has accelerators. Components without accelerators are left out. The segments (groups of
+    ranks) of a component are placed next to each other, node after node, so that each rank stays on one node. The new
+    placement has as many nodes as that takes.
     """
     here = placement.topology
     nodes: list[Node] = []

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class Transport(enum.StrEnum):
-    """How items and tensors travel between two ranks. It depends on where the two ranks are."""
+    """The way in which items and tensors travel between two ranks. It depends on where the two ranks are."""
 
     SAME_PROCESS = "same_process"
     SAME_ACCELERATOR = "same_accelerator"
@@ -40,7 +40,7 @@ class Share:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Route:
-    """How the rows of a batch are divided: each row goes from exactly one source rank to exactly one target rank.
+    """A division of the rows of a batch: each row goes from exactly one source rank to exactly one target rank.
 
     Source ranks and target ranks hold contiguous blocks of rows, in rank order. All source blocks have the same number
     of rows. The sizes of two target blocks differ by at most one row. Share i is the rows edges[i]..edges[i+1]-1, from
@@ -129,7 +129,8 @@ def derive_routes(
     """Return the routes between env, rollout and actor, which may have different numbers of ranks.
 
     `total_num_envs`: number of environments over all env ranks; the rules in `checks` require a multiple of stage
-    groups x env ranks. `stage_groups`: stage groups of each env rank.
+    groups x env ranks. `stage_groups`: number of stage groups of each env rank, which are shares of its environments
+    that step in turn.
     """
     return Routes(
         observations=scatter_rows(
@@ -428,7 +429,7 @@ def deliver(
 
 
 def deliver_through_host(deliveries: Iterable[Delivery]) -> list[Delivery]:
-    """Return those of the deliveries whose weights pass through host memory."""
+    """Return the deliveries, out of `deliveries`, whose weights pass through host memory."""
     return [
         delivery for delivery in deliveries if not isinstance(delivery, DeviceDelivery)
     ]

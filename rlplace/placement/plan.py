@@ -73,7 +73,10 @@ class Plan:
 
     @property
     def stage_groups(self) -> int:
-        """The number of stage groups of each env rank, in a job on simulators."""
+        """The number of stage groups of each env rank, in a job on simulators.
+
+        A stage group is a share of the environments of an env rank. The stage groups step in turn.
+        """
         return self.row_routes.trajectories.rows // self.row_routes.observations.rows
 
 
@@ -103,7 +106,7 @@ def _nothing(placed: Placed) -> Iterable[Problem]:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Rules:
-    """What a job adds to the planning of its cluster block. By default, it adds nothing.
+    """The additions that a job makes to the planning of its cluster block; by default, none.
 
     `optional`: components that may be placed in addition to those of the stages. `blocks`: component -> key of its
     config block, if that is not its name. `check`, `waste`: functions that yield the problems and the warnings of a

@@ -48,7 +48,7 @@ class Sharing(Protocol):
 
 
 class Residency(enum.IntEnum):
-    """How much of a component is on its accelerators: nothing, its weights, or all of its state."""
+    """The part of a component's state that is on its accelerators: nothing, its weights, or all of its state."""
 
     OFF = 0
     WEIGHTS = 1

@@ -98,12 +98,12 @@ def render_timeline(
     name: str = "",
     scale: float = 1.0,
 ) -> str:
-    """Return an SVG document of one iteration, the last one in which the policy was trained.
+    """Return an SVG document of one iteration: the last one in which the policy was trained.
 
-    If generation runs ahead, it is the first such iteration instead, see `_choose`. `iterations`: the last iterations
-    of the run, at least one. `accelerators`: numbers of the run's accelerators; each has a row, but at most
-    `_MOST_ROWS` are drawn. `components`: the run's components, in the order of the plan. `name`: title; if empty, the
-    title names the iteration. `scale`: factor by which the printed seconds are multiplied.
+    If generation runs ahead of learning, the first one in which the policy was trained is drawn, see `_choose`.
+    `iterations`: the last iterations of the run, at least one. `accelerators`: numbers of the run's accelerators; each
+    has a row, but at most `_MOST_ROWS` are drawn. `components`: the run's components, in the order of the plan. `name`:
+    title; if empty, the title names the iteration. `scale`: factor by which the printed seconds are multiplied.
     """
     # The iteration, its accelerators, and the pixels of a second.
     shown = _choose(iterations)

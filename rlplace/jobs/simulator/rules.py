@@ -30,7 +30,7 @@ def _envs(case: PlacedJob) -> int:
 
 
 def _groups(case: PlacedJob) -> int:
-    """Return the number of stage groups."""
+    """Return the number of stage groups of each env rank: shares of its environments that step in turn."""
     return case.config.torch_rollout.pipeline_stage_num
 
 
@@ -69,7 +69,7 @@ def _uneven_envs(case: PlacedJob) -> Iterator[Found]:
 def _rollout_without_rows(case: PlacedJob) -> Iterator[Found]:
     """Yield a finding if a stage group has fewer rows (environments) than there are rollout ranks.
 
-    Some rollout rank would then have no row.
+    A stage group is a share of all environments; its environments step together. Some rollout rank would have no row.
     """
     envs = _envs(case)
     groups = _groups(case)

@@ -111,8 +111,8 @@ def _specs_of(
 ) -> dict[str, ComponentSpec]:
     """Return component -> spec for the components of each line that has a place.
 
-    Lines whose parallel sizes do not fit their place are left out. `placed`: index of a line -> its pool and segments.
-    Faults are added to `faults`.
+    A segment is a piece `accelerators:ranks` of a placement text. Lines whose parallel sizes do not fit their place are
+    left out. `placed`: index of a line -> its pool and segments. Faults are added to `faults`.
     """
     specs: dict[str, ComponentSpec] = {}
     # Where components share their processes, what says so.

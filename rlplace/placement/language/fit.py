@@ -31,8 +31,8 @@ def check_fit(
 ) -> bool:
     """Return whether the ranks of `segments` fit on the numbers of the segments. If not, add faults to `faults`.
 
-    `text`: the placement as it was written. `pool`: what the numbers count. The time grows with the number of segments,
-    not of ranks.
+    A segment is a piece `accelerators:ranks` of a placement text. `text`: the placement as it was written. `pool`: what
+    the numbers count. The time grows with the number of segments, not of ranks.
     """
     if not check_exist(text, segments, pool, faults):
         return False
@@ -51,8 +51,8 @@ def check_exist(
 ) -> bool:
     """Return whether all accelerator numbers of the segments exist in the pool.
 
-    A fault is added to `faults` for each segment with a number that does not exist. `text`: the placement as it was
-    written.
+    A segment is a piece `accelerators:ranks` of a placement text. A fault is added to `faults` for each segment with a
+    number that does not exist. `text`: the placement as it was written.
     """
     code = "accelerator-out-of-range"
     if pool.noun == NODE:
@@ -73,8 +73,8 @@ def _check_even(
 ) -> None:
     """Add a fault for each segment with too many ranks per accelerator, or with an uneven number of ranks.
 
-    The number is uneven if neither the number of ranks divides the number of accelerators, nor the reverse. `text`: the
-    placement as it was written.
+    A segment is a piece `accelerators:ranks` of a placement text. The number is uneven if neither the number of ranks
+    divides the number of accelerators, nor the reverse. `text`: the placement as it was written.
     """
     uneven: list[Segment] = []
     for segment in segments:
@@ -99,7 +99,8 @@ def _check_even(
 def _is_uneven(segment: Segment) -> bool:
     """Return whether a segment's ranks cannot be spread evenly over its accelerators.
 
-    They can if one of the two numbers divides the other.
+    A segment is a piece `accelerators:ranks` of a placement text. An even spread is possible if one of the two numbers
+    divides the other.
     """
     ranks = len(segment.ranks)
     accelerators = len(segment.accelerators)
@@ -111,7 +112,7 @@ def _check_duplicates(
 ) -> None:
     """Add a fault for each segment that has an accelerator number which is also in another segment.
 
-    `text`: the placement as it was written.
+    A segment is a piece `accelerators:ranks` of a placement text. `text`: the placement as it was written.
     """
     # By their first numbers: a segment overlaps the one that reaches furthest, or none.
     reach, *ordered = sorted(segments, key=lambda s: s.accelerators.start)
@@ -153,7 +154,10 @@ def _check_rank_order(
 def _check_cut(
     text: Text, segments: Sequence[Segment], pool: Pool, faults: list[Fault]
 ) -> None:
-    """Add a fault for each segment with a rank that would lie on two nodes or on two accelerator models."""
+    """Add a fault for each segment with a rank that would lie on two nodes or on two accelerator models.
+
+    A segment is a piece `accelerators:ranks` of a placement text.
+    """
     # A segment, and the interval that begins within one of its ranks
     cut: list[tuple[Segment, Interval]] = []
     for segment in segments:
@@ -193,8 +197,8 @@ def respread(
 ) -> tuple[Segment, ...]:
     """Return segments with consecutive ranks, which are spread over `pieces` by the rule `spread`.
 
-    `pieces`: numbers of the pool. If a rank would lie on two nodes or accelerator models, or numbers would be left
-    over, a fault is added to `faults` and the result is ().
+    A segment is a piece `accelerators:ranks` of a placement text. `pieces`: numbers of the pool. If a rank would lie on
+    two nodes or accelerator models, or numbers would be left over, a fault is added to `faults` and the result is ().
     """
     each = spread.each
     # Neighbouring pieces are one: a rank may lie across their border.
@@ -235,8 +239,9 @@ def check_parallel(
 ) -> bool:
     """Return whether the parallel sizes of a line fit its segments. If not, add a fault to `faults`.
 
-    They fit if the accelerators divide into whole copies of the model, and each copy is on one node unless the line
-    allows two nodes. `line`: the line as it was written. `name`: the component. `parallel`: the sizes.
+    A segment is a piece `accelerators:ranks` of a placement text. They fit if the accelerators divide into whole copies
+    of the model, and each copy is on one node unless the line allows two nodes. `line`: the line as it was written.
+    `name`: the component. `parallel`: the sizes.
     """
     tensor = parallel.tensor_parallel_size
     context = parallel.context_parallel_size
@@ -293,7 +298,8 @@ def check_parallel(
 def _uneven_rank(segments: Sequence[Segment], tensor: int) -> int | None:
     """Return the accelerators per rank of the first segment whose ranks do not fit copies of the model; None: all fit.
 
-    A rank fits if it has whole copies, or if whole ranks make up one copy. `tensor`: accelerators of one copy.
+    A segment is a piece `accelerators:ranks` of a placement text. A rank fits if it has whole copies, or if whole ranks
+    make up one copy. `tensor`: accelerators of one copy.
     """
     for segment in segments:
         each = segment.accelerators_per_rank

@@ -85,8 +85,9 @@ def _read_segment(
 ) -> Segment | None:
     """Return one segment of a placement text; None if it cannot be read.
 
-    `columns`: (first column, column after the last) of the segment. `following`: the rank with which the segment begins
-    if it names no ranks. `pool`: what the numbers count. Faults are added to `faults`.
+    A segment is a piece `accelerators:ranks` of a placement text. `columns`: (first column, column after the last) of
+    the segment. `following`: the rank with which the segment begins if it names no ranks. `pool`: what the numbers
+    count. Faults are added to `faults`.
     """
     span = stripped(text.text, *columns)
     match = SEGMENT.fullmatch(text.text, *columns)
@@ -156,8 +157,9 @@ def _read_in_part(
 ) -> None:
     """Find which part of an unreadable segment is wrong, and add a fault for that part to `faults`.
 
-    The part is its accelerators, its ranks, or the whole segment, as in `cuda:0-7`. `span`: columns of the segment.
-    `following`: the rank with which the segment begins if it names no ranks.
+    A segment is a piece `accelerators:ranks` of a placement text. The part is its accelerators, its ranks, or the whole
+    segment, as in `cuda:0-7`. `span`: columns of the segment. `following`: the rank with which the segment begins if it
+    names no ranks.
     """
     columns = list(split_at(text.text, ":", *span))
     parts = [stripped(text.text, *part) for part in columns]

@@ -23,8 +23,8 @@ def resolve(
 ) -> dict[int, Placed]:
     """Return index of a line -> its pool and segments, for the lines that can be placed.
 
-    `named`: the components of all lines, also of lines with faults, which are not in `lines`. Faults are added to
-    `faults`.
+    A segment is a piece `accelerators:ranks` of a placement text. `named`: the components of all lines, also of lines
+    with faults, which are not in `lines`. Faults are added to `faults`.
     """
     placed = _settle(lines, faults)
     # Of a component that is placed twice, the first line counts.
@@ -118,7 +118,8 @@ def _turn(line: Line) -> int:
 def _global_numbers(pool: Pool, segments: Sequence[Segment]) -> Ranges:
     """Return the numbers of the segments, counted over the whole cluster.
 
-    For a pool without accelerators, return the numbers of the pool.
+    A segment is a piece `accelerators:ranks` of a placement text. For a pool without accelerators, return the numbers
+    of the pool.
     """
     numbers = [segment.accelerators for segment in segments]
     if not pool.holds_accelerators:

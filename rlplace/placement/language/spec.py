@@ -139,7 +139,7 @@ class RankLocations:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ComponentSpec:
-    """The placement of one component. Its ranks are 0..world_size-1, each in exactly one segment.
+    """The placement of one component. Its ranks are 0..world_size-1, each in one segment (piece `accelerators:ranks`).
 
     `pool`: what the numbers count. `written`: the segments in numbers of the pool, by rank. `key`: key path in the
     config. `text`: the placement text as written. `parallel`: its parallel sizes. `process`: the components whose ranks
@@ -274,7 +274,7 @@ def process_name(sharers: str, rank: int) -> str:
 
 
 def render_segments(segments: Iterable[Segment]) -> str:
-    """Return segments as placement text, such as "0-3,4:4-5".
+    """Return segments (pieces `accelerators:ranks`) as placement text, such as "0-3,4:4-5".
 
     Neighbouring segments with one rank per accelerator are joined. Ranks are left out where reading the text gives the
     same ranks without them.
@@ -308,7 +308,10 @@ def render_segments(segments: Iterable[Segment]) -> str:
 
 
 def parts(segment: Segment, pool: Pool) -> list[tuple[Interval, range]]:
-    """Return (interval, numbers of the segment in it) for each interval of the pool on which the segment lies."""
+    """Return (interval, numbers of the segment in it) for each interval of the pool on which the segment lies.
+
+    A segment is a piece `accelerators:ranks` of a placement text.
+    """
     found = []
     for interval in pool.intervals_in(segment.accelerators):
         found.append((interval, overlap(interval.numbers, segment.accelerators)))

@@ -114,7 +114,8 @@ def _left_of(
 def _ranks_left(spec: ComponentSpec, lost: Collection[int]) -> tuple[Segment, ...]:
     """Return the segments of a component on the nodes that are left.
 
-    Ranks and accelerators are numbered anew, without gaps. `lost`: numbers of the lost nodes.
+    A segment is a piece `accelerators:ranks` of a placement text. Ranks and accelerators are numbered anew, without
+    gaps. `lost`: numbers of the lost nodes.
     """
     lost_intervals = [i for i in spec.pool.intervals if i.node in lost]
     gone = Ranges.of(interval.numbers for interval in lost_intervals)

@@ -113,7 +113,7 @@ def _fullest(footprint: Footprint, schedule: Schedule, component: str) -> int:
 
 
 def _forms(demand: Demand) -> Iterator[Demand]:
-    """Yield variants of the demand in which every config option that saves memory is at its strongest.
+    """Yield variants of a component's memory demand in which every option that saves memory is at its strongest.
 
     An option that saves memory only in some cases gives two variants: one with the option, and one without it.
     """

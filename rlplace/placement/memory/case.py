@@ -453,7 +453,7 @@ def _rows(route: Route) -> Counter[int]:
 
 
 def _sending(trained: TrainingDemand, actor: ActorConfig, plan: Plan) -> TrainingDemand:
-    """Return the actor's demand with the memory added that it takes to send its weights to the rollout ranks."""
+    """Return the actor's memory demand, with the memory added that sending its weights to the rollout ranks takes."""
     deliveries = plan.deliveries
     ranks = range(plan.placement.world_size("actor"))
     # Copies on other nodes, which a rank can only send to: the number for the rank with the most.

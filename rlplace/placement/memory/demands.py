@@ -260,7 +260,7 @@ def saved_copy(tensors: Tensors, copied: bool) -> int:
 class Demand(Protocol):
     """The memory that a component needs, before its accelerators are known.
 
-    Its method `footprint` computes the bytes of one rank for a given placement.
+    Its method `footprint` computes the bytes of one rank in each residency, for a given placement.
     """
 
     def footprint(self, placed: Placed) -> Footprint: ...

@@ -73,7 +73,7 @@ class Moment:
 class Hold:
     """The bytes that one component uses for one purpose on an accelerator or host, over all its ranks there.
 
-    `component`: for shared memory, the purpose instead: channels, weights or NCCL. `part`: the purpose.
+    `component`: the component; for shared memory, its use: channels, weights or NCCL. `part`: the purpose.
     """
 
     component: str  # for HostPart.SHARED, the purpose: channels, weights, NCCL
@@ -415,15 +415,15 @@ def host_classes(placement: HybridComponentPlacement) -> tuple[OccupancyClass, .
 class MemoryCase:
     """All inputs from which a memory ledger is computed.
 
-    Components without a demand count as 0 bytes, and the `notes` of the ledger name them. `needs`: the least residency
-    of each component in each stage. `offload`: component -> whether it releases accelerators that other components
-    need. `blocks`: component -> key of its config block, if that is not its name. `measured`: bytes of an earlier run,
-    which replace computed bytes. `unforeseen`: bytes that are added to the computed ones. `unknown`: components of
-    which only the host memory is known. `shared`: shared memory of the nodes. `reserve`: memory of each accelerator
-    that stays free. `batches`: component -> sequences per optimizer step of each replica, which micro-batches must
-    divide. `copies_checkpoints`: whether hosts hold copies of the state until a checkpoint is written. `job`: function
-    that plans the job with changed config lines and returns the new case, or None if the plan is rejected. `lines`: key
-    path -> value of the lines that this case has changed.
+    `demands`: component -> its memory demand. Components without a demand count as 0 bytes, and the `notes` of the
+    ledger name them. `needs`: the least residency of each component in each stage. `offload`: component -> whether it
+    releases accelerators that other components need. `blocks`: component -> key of its config block, if that is not its
+    name. `measured`: bytes of an earlier run, which replace computed bytes. `unforeseen`: bytes that are added to the
+    computed ones. `unknown`: components of which only the host memory is known. `shared`: shared memory of the nodes.
+    `reserve`: memory of each accelerator that stays free. `batches`: component -> sequences per optimizer step of each
+    replica, which micro-batches must divide. `copies_checkpoints`: whether hosts hold copies of the state until a
+    checkpoint is written. `job`: function that plans the job with changed config lines and returns the new case, or
+    None if the plan is rejected. `lines`: key path -> value of the lines that this case has changed.
     """
 
     placement: HybridComponentPlacement
@@ -549,7 +549,7 @@ class MemoryCase:
         return self.blocks.get(component, component)
 
     def sharers(self, component: str) -> list[str]:
-        """Return the components whose config block is that of `component`, `component` itself included."""
+        """Return all components that use the same config block as `component`, including `component` itself."""
         return [
             c
             for c in self.placement.components
@@ -557,7 +557,7 @@ class MemoryCase:
         ]
 
     def changed(self, components: Iterable[str], **values: object) -> MemoryCase:
-        """Return the case with changed values in the demands of `components`.
+        """Return the case with changed values in the memory demands of `components`.
 
         `values`: field of the demand, or key of the component's config block -> new value. A change applies to all
         components that share the config block.

@@ -96,7 +96,7 @@ class Row:
 
 
 class Cell(NamedTuple):
-    """What the accelerators of a row hold in one stage. Neighbouring rows with equal cells are drawn as one block.
+    """The content of the accelerators of a row in one stage. Neighbouring rows with equal cells are drawn as one block.
 
     `nodes`: the nodes of the row. `residents`: the components in memory. `sizes`: bytes of each resident; 0: not known.
     `total`, `capacity`: bytes held by the fullest accelerator, and its capacity.
@@ -527,7 +527,7 @@ def _draw_run(
     x: float,
     width: float,
 ) -> Iterator[str]:
-    """Yield the blocks (SVG) of neighbouring rows with equal cells: one for each resident component, side by side.
+    """Yield the blocks (SVG) of neighbouring rows with equal cells: one for each component in memory, side by side.
 
     `cell`: the content of each row of `run`. `x`, `width`: place of the column. A cell without residents gives one
     block "free". A frame marks a cell with more bytes than its capacity.

@@ -37,7 +37,8 @@ ELLIPSIS = " \u2026"
 class StageView:
     """One stage and the moves on entry to it; all releases come before the first acquire.
 
-    `held`: component -> its residency. `waiting`: components that are resident although the stage does not need them.
+    `held`: component -> its residency. `waiting`: components that stay on their accelerators although the stage does
+    not need them.
     """
 
     name: str
@@ -49,7 +50,8 @@ class StageView:
     def word(self, component: str) -> str:
         """Return the residency of a component as text.
 
-        If the component is resident although the stage does not need it, the text is in brackets: `(full)`.
+        If the component stays on its accelerators although the stage does not need it, the text is in brackets:
+        `(full)`.
         """
         word = self.held[component].word
         if component in self.waiting:
@@ -59,8 +61,8 @@ class StageView:
     def look(self, component: str) -> str:
         """Return the style of a component in pictures: "off", "weights", "full" or "waits".
 
-        "waits" is for a component that is resident although the stage does not need it. Any other style is the
-        residency.
+        "waits" is for a component that stays on its accelerators although the stage does not need it. Any other style
+        is the residency.
         """
         if component in self.waiting:
             return "waits"
@@ -73,7 +75,8 @@ class NodeFold:
 
     With folded nodes, a plan of 1,000 nodes fits on one page. `accelerators`: count of accelerators on one node.
     `first`: index in the cluster of the first accelerator. `first_rank`: component -> its lowest rank on the first
-    node. `local`: component -> its segments on one node; accelerators are numbered within the node, and ranks from 0.
+    node. `local`: component -> its segments (ranks on neighbouring accelerators) on one node; accelerators are numbered
+    within the node, and ranks from 0.
     """
 
     nodes: range

@@ -133,7 +133,7 @@ class Generation(StageBound):
         return bool(missing)
 
     def _acquired(self) -> list[frozenset[str]]:
-        """Return the sets of components that may have to onload at the start of the stage.
+        """Return the sets of components that may have to be moved onto their accelerators at the start of the stage.
 
         All subsets of env and rollout are listed, without a component that never leaves its accelerators.
         """
@@ -164,8 +164,8 @@ class Generation(StageBound):
     def _alone(self, config: Config, plan: Plan, moved: frozenset[str]) -> float:
         """Simulate some rollout stages with env and rollout alone, and return their mean seconds.
 
-        `moved`: the components that onload in the stage. Returns 0.0, which is always a lower bound, if a group of
-        samples could be finished before the driver has called all ranks.
+        `moved`: the components that are moved onto their accelerators in the stage. Returns 0.0, which is always a
+        lower bound, if a group of samples could be finished before the driver has called all ranks.
         """
         ranks = {c: plan.placement.world_size(c) for c in PAIR}
         site = TextSite(config, plan, Costs(self._profile), 1 + sum(ranks.values()))

@@ -208,7 +208,10 @@ def _missing(fault: Fault) -> Facts:
 
 
 def _numbers_span(fault: Fault) -> tuple[int, int]:
-    """Return the columns of a segment's accelerators, which are before its colon: (first, after the last)."""
+    """Return the columns of a segment's accelerators, which are before its colon: (first, after the last).
+
+    A segment is a piece `accelerators:ranks` of a placement text.
+    """
     first, *_ = split_at(fault.text.text, ":", *span_of(fault))
     return stripped(fault.text.text, *first)
 
@@ -216,7 +219,7 @@ def _numbers_span(fault: Fault) -> tuple[int, int]:
 def _ranks_span(fault: Fault) -> tuple[int, int]:
     """Return the columns of a segment's ranks, which are after its colon: (first, after the last).
 
-    Without a colon, return all columns of the segment.
+    A segment is a piece `accelerators:ranks` of a placement text. Without a colon, return all columns of the segment.
     """
     *_, last = split_at(fault.text.text, ":", *span_of(fault))
     return stripped(fault.text.text, *last)
@@ -225,8 +228,8 @@ def _ranks_span(fault: Fault) -> tuple[int, int]:
 def _too_many(fault: Fault) -> Facts:
     """Return name -> value for the error message about more ranks than are allowed on a segment's accelerators.
 
-    `ranks`: number of ranks. `on`: the number of accelerators, in words. `span`: columns of the ranks. `line`: a
-    corrected line with one rank on each accelerator.
+    A segment is a piece `accelerators:ranks` of a placement text. `ranks`: number of ranks. `on`: the number of
+    accelerators, in words. `span`: columns of the ranks. `line`: a corrected line with one rank on each accelerator.
     """
     segment: Segment = fault.facts["segment"]
     on = counted(len(segment.accelerators), fault.facts["pool"].noun)
@@ -238,8 +241,9 @@ def _too_many(fault: Fault) -> Facts:
 def _uneven(fault: Fault) -> Facts:
     """Return name -> value for the error message about ranks that do not divide evenly over their accelerators.
 
-    `ranks`, `count`: numbers of ranks and accelerators of the segment. `lines`: two corrected lines, which mend all
-    such segments of the text; one has fewer ranks, the other has more.
+    A segment is a piece `accelerators:ranks` of a placement text. `ranks`, `count`: numbers of ranks and accelerators
+    of the segment. `lines`: two corrected lines, which mend all such segments of the text; one has fewer ranks, the
+    other has more.
     """
     segments: Sequence[Segment] = fault.facts["segments"]
     segment: Segment = fault.facts["segment"]
@@ -359,7 +363,8 @@ def _spread(fault: Fault) -> Facts:
 def _renumbered(segments: Sequence[Segment], counts: Mapping[Segment, int]) -> str:
     """Return the segments as placement text, with ranks numbered from 0 without gaps.
 
-    `counts`: segment -> its new number of ranks; other segments keep their number.
+    A segment is a piece `accelerators:ranks` of a placement text. `counts`: segment -> its new number of ranks; other
+    segments keep their number.
     """
     renumbered: list[Segment] = []
     following = 0

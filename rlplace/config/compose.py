@@ -98,7 +98,7 @@ MODEL = "model"
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Composed:
-    """A composed config, in plain Python values.
+    """A config composed by Hydra (files, choices and overrides), in plain Python values.
 
     `sources`: config key -> file and line in which its value is set. `words`: command-line words that compose this
     config. `goal`: the dropped value of `runner.stop_at_return`, if an override has replaced the environment for which

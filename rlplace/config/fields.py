@@ -18,10 +18,10 @@ def knob(doc: str, default: Any = dataclasses.MISSING, **rules: Any) -> Any:
 
     `doc`: the meaning, one line. `default`: a value, or a type that is called for the default of each block; without
     it, the key is required. `rules`: `minimum`, `above`, `maximum` and `below` bound a number. `unit="bytes"` allows
-    texts like `16GiB`; `unit="share or bytes"` also `5 %`; with `unit="share"`, the error about a number above 1
-    proposes to divide it by 100. `only`: the kind of job that has this key; all others do not. `simulator`: the default
-    in a job on simulators, if it differs. `by_job`: kind of job -> type, if the type differs. `zero`: (why, fix) for
-    the error about the value 0.
+    texts like `16GiB`; `unit="share or bytes"` also allows texts like `5 %`; with `unit="share"`, the error about a
+    number above 1 proposes to divide it by 100. `only`: the only kind of job that has this key. `simulator`: the
+    default in a job on simulators, if it differs. `by_job`: kind of job -> type, if the type differs. `zero`: (why,
+    fix) for the error about the value 0.
     """
     metadata = {"doc": doc, **rules}
     if isinstance(default, type):

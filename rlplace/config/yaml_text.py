@@ -145,9 +145,10 @@ def scalars(text: str) -> dict[str, yaml.ScalarNode]:
 def torn_number(key: str, sources: Mapping[str, Source]) -> tuple[str, str] | None:
     """Return (path, digits) if `key` comes from a number with a decimal comma; None otherwise.
 
-    YAML splits `{lr: 0,05}` at the comma: `lr` is 0, and the digits 05 become a further key without a value, 5 (075
-    becomes 61, since it is octal). For the key 5, the result is the path `lr` and the digits `05`. `key`: path of a key
-    that may have such digits as its last part. `sources`: config key -> file and line in which its value is set.
+    YAML splits `{lr: 0,05}` at the comma: `lr` is 0, and the digits 05 become a further key without a value: the number
+    5 (075 would become 61, since YAML reads it as octal). For the key 5, the result is the path `lr` and the digits
+    `05`. `key`: path of a key that may have such digits as its last part. `sources`: config key -> file and line in
+    which its value is set.
     """
     above, _, name = key.rpartition(".")
     # The last key so far of each line

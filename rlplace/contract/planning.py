@@ -106,8 +106,8 @@ def weight_pairs(stages: Sequence[Stage]) -> list[tuple[str, str]]:
 def memory_of(config: OpenConfig, plan: Plan, measured: Measurements) -> MemoryCase:
     """Return the inputs of the memory proof of a custom job, with the memory that the config declares.
 
-    `measured`: component -> residency -> bytes per accelerator, as an earlier run measured them. They are used for
-    components without declared bytes on accelerators.
+    `measured`: component -> residency -> bytes per accelerator, as an earlier run measured them. The measured bytes are
+    used for components without declared bytes on accelerators.
     """
     demands: dict[str, Demand] = {}
     unknown: list[str] = []

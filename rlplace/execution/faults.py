@@ -161,10 +161,10 @@ class Attempt:
         ],
         earlier: Sequence[Fault],
     ) -> None:
-        """`recover`: called after a failure with `earlier`, the error and the lost seconds.
+        """Prepare the attempt.
 
-        `recover` returns the fault, or None to have the error raised. `earlier`: faults of earlier attempts at this
-        work.
+        `recover`: a function that is called after a failure with `earlier`, the error and the lost seconds. It returns
+        the fault, or None to have the error raised. `earlier`: faults of earlier attempts at this work.
         """
         self.fault: Fault | None = None
         self.metrics = fault_metrics(earlier)
@@ -191,8 +191,8 @@ class Attempt:
 class Recovery:
     """Replaces lost workers after a failure, and adds each fault to the history.
 
-    A failure that new workers would only repeat is raised. The constructor sets the worker groups to survive failures.
-    All methods have to be called in the thread of the loop.
+    If new workers would fail in the same way, the error is raised. The constructor sets the worker groups to survive
+    failures. All methods have to be called in the thread of the loop.
     """
 
     def __init__(
@@ -209,13 +209,13 @@ class Recovery:
         joined: Collection[str] = (),
         without_state: Callable[[Collection[str]], Collection[str]] = lambda lost: (),
     ) -> None:
-        """`tell`: called with a line of text for each fault.
+        """Set the worker groups to survive failures.
 
-        `patience_s`: after a failure, seconds until running calls of training components have to end. `replaceable`:
-        components with ranks that can restart without loading state. `kept`: components out of `replaceable` that
-        restart only if the run returns to a checkpoint. `joined`: components out of `replaceable` with ranks that all
-        restart together. `without_state`: takes the components with lost ranks, and returns the components that have
-        no state in a checkpoint.
+        `tell`: a function that is called with a line of text for each fault. `patience_s`: after a failure, seconds
+        until running calls of training components have to end. `replaceable`: components with ranks that can restart
+        without loading state. `kept`: components out of `replaceable` that restart only if the run returns to a
+        checkpoint. `joined`: components out of `replaceable` with ranks that all restart together. `without_state`:
+        takes the components with lost ranks, and returns the components that have no state in a checkpoint.
         """
         assert history.ready_s is not None, "it counts from there on"
         self.faults = history.faults

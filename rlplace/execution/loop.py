@@ -80,10 +80,11 @@ class Loop:
         first: int = 0,
         clock: Clock = CLOCK,
     ) -> None:
-        """`groups`: component -> its workers. `memory`: gets the measured bytes of each move.
+        """Prepare the loop; nothing is run yet.
 
-        `work`: the calls of worker methods in each stage. `first`: index of the first iteration. `clock`: the clock for
-        all times; a prediction passes a simulated clock.
+        `groups`: component -> its workers. `memory`: the monitor that gets the measured bytes of each move. `work`: the
+        calls of worker methods in each stage. `first`: index of the first iteration. `clock`: the clock for all times;
+        a prediction passes a simulated clock.
         """
         self.clock = clock
         # Each iteration increases the version by one.

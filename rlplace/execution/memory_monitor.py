@@ -77,10 +77,11 @@ class MemoryMonitor:
         verify: Literal["warn", "stop"] = "warn",
         tell: Callable[[Problem], None] = lambda problem: None,
     ) -> None:
-        """`case`: the inputs of the plan's memory proof.
+        """Prepare the monitor.
 
-        `verify`: what an excess over the predicted bytes does. "warn": each excess is reported once. "stop": an excess
-        of all ranks on an accelerator in sum raises AcceleratorOutOfMemory. `tell`: called with each reported excess.
+        `case`: the inputs of the plan's memory proof. `verify`: what an excess over the predicted bytes does. "warn":
+        each excess is reported once. "stop": an excess of all ranks on an accelerator in sum raises
+        AcceleratorOutOfMemory. `tell`: called with each reported excess.
         """
         self._case = case
         self._placement = case.placement

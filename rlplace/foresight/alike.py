@@ -32,9 +32,9 @@ class StageKey(NamedTuple):
     `scored`: whether advantages are computed at the end of the stage. `mode`: the plan's settings for all components.
     `active`: the components that work in the stage. `before`: the moves (changes of residency) that end before the work
     begins. `beside`: the moves that are sent in one message with the work. `ranks`: (component, number of ranks) pairs;
-    if ranks have to share processors, the ranks are counted by node. `together`: (component, component, distance) for
-    components that share accelerators. `after`: key of the rollout stage; None if the order in which rollout completes
-    groups does not matter.
+    if ranks have to share processors, the ranks are counted by node. `together`: (component, component, distance of
+    their first accelerators) for components that share accelerators. `after`: key of the rollout stage; None if the
+    order in which rollout completes groups does not matter.
     """
 
     stage: str

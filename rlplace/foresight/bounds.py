@@ -36,7 +36,7 @@ class Bounds:
     """Computes lower bounds of the seconds of an iteration, for the plans of one search space under one profile."""
 
     def __init__(self, config: Any, plan: Plan, costs: Costs) -> None:
-        """`plan`: any plan of the search space. `costs`: the costs of the profile."""
+        """Prepare the bounds. `plan`: any plan of the search space. `costs`: the costs of the profile."""
         model = model_of(config)
         self.stages: Stages = model.stages(config, plan, costs)
         self._sending = model.sending(config)

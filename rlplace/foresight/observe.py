@@ -76,7 +76,11 @@ class Observations:
         plan: Plan,
         channels: Callable[[], Mapping[str, ChannelStats]] = dict,
     ) -> None:
-        """`channels`: returns channel name -> statistics, with the seconds that ranks have waited since the start."""
+        """Begin without any iterations.
+
+        `channels`: a function that returns channel name -> statistics, with the seconds that ranks have waited since
+        the start.
+        """
         self._config = config
         self._channels = channels
         # Component -> seconds that all ranks have waited since the start
@@ -137,7 +141,7 @@ class Observations:
             self._counts.setdefault(name, deque(maxlen=_MOST)).append(value)
 
     def _waits(self) -> dict[str, float]:
-        """Return component -> mean seconds that a rank has waited at channels since the last call of this method.
+        """Return component -> mean seconds that its ranks have waited at channels since the last call of this method.
 
         Return an empty dict if the performance model does not use channels.
         """

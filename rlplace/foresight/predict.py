@@ -31,13 +31,11 @@ class Prediction:
     """The predicted seconds of a plan, from iterations that were run on a logical clock.
 
     `numbers`: metric -> predicted seconds, with the names of a run's metrics. `active`: stage -> the components that
-    work in it.
-    `iterations`: the calls of the simulated iterations, for a picture; empty in a search.
-    `queues`: channel -> the largest number of items in it. `processors`: node -> share of time in which its processors
-    were busy.
-    `costs`: gave the costs, and has recorded which of them were missing or assumed.
-    `least_s`, `most_s`: least and most seconds of an iteration under all assumptions about scaling with the number of
-    ranks; None if nothing is assumed. `most_s` is infinite if the seconds have no upper bound.
+    work in it. `iterations`: the calls of the simulated iterations, for a picture; empty in a search. `queues`: channel
+    -> the largest number of items in it. `processors`: node -> share of time in which its processors were busy.
+    `costs`: the object that gave the costs; it has recorded which of them were missing or assumed. `least_s`, `most_s`:
+    least and most seconds of an iteration under all assumptions about scaling with the number of ranks; None if nothing
+    is assumed. `most_s` is infinite if the seconds have no upper bound.
     """
 
     numbers: Mapping[str, float]

@@ -86,7 +86,10 @@ class Site:
     """The state that all simulated ranks of a prediction share: clock, processors, channels and barriers."""
 
     def __init__(self, config: Any, plan: Plan, costs: Costs, cores: int) -> None:
-        """`costs`: the costs of a profile. `cores`: number of processors of each node."""
+        """Create the simulated clock, processors and channels.
+
+        `costs`: the costs of a profile. `cores`: number of processors of each node.
+        """
         self.config = config
         self.plan = plan
         self.costs = costs

@@ -45,9 +45,10 @@ class RankCosts(Costs):
         exchanging: Collection[str] = (),
         scaling: Scaling = Scaling.SHARED,
     ) -> None:
-        """`exchanging`: components with ranks that join a process group.
+        """Give the costs of `profile`.
 
-        `scaling`: which cost to assume for a number of ranks that was not measured.
+        `exchanging`: components with ranks that join a process group. `scaling`: which cost to assume for a number of
+        ranks that was not measured.
         """
         super().__init__(profile)
         self._exchanging = exchanging

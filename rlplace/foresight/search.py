@@ -217,8 +217,8 @@ class Search:
     def ranged(self, found: Found) -> Prediction | None:
         """Return the prediction of a plan with its least and most seconds.
 
-        They are the least and the most under all assumptions about how costs scale with the number of ranks. Return
-        None if nothing is assumed.
+        The least and most seconds cover all assumptions about how costs scale with the number of ranks. Return None if
+        nothing is assumed.
         """
         config = found.space.config_of(found.layout)
         prediction = predict(config, found.plan, found.case, self.profile, ranged=True)

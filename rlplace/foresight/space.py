@@ -80,11 +80,12 @@ class Space:
         varied: Mapping[str, Any] | None = None,
         written: Any = None,
     ) -> None:
-        """`fixed`: components that keep their place.
+        """Prepare the search space of a config.
 
-        `accelerators`: allowed numbers of accelerators of a plan; empty: any number. `varied`: key -> value, for keys
-        outside of the placement in which `config` differs from the config `written` by the user; None: no keys. Raises
-        ConfigError for unknown components and for more accelerators than the cluster has.
+        `plan`: the plan of the config. `fixed`: components that keep their place. `accelerators`: allowed numbers of
+        accelerators of a plan; empty: any number. `varied`: key -> value, for keys outside of the placement in which
+        `config` differs from the config `written` by the user; None: no keys. Raises ConfigError for unknown components
+        and for more accelerators than the cluster has.
         """
         placement = plan.placement
         for name in fixed:

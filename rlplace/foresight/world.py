@@ -166,7 +166,7 @@ class Cores:
     """
 
     def __init__(self, world: World, count: int, wanted: float = 1.0) -> None:
-        """`count`: number of processors.
+        """Create `count` free processors.
 
         `wanted`: the share of time that each processor is busy while more processes wait than there are processors.
         """

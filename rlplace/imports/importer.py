@@ -302,7 +302,7 @@ class Draft:
     def becomes(self, key: str, *ours: str) -> None:
         """Record that the setting `key` of the original becomes the keys or blocks `ours` of the converted config.
 
-        These may be written later.
+        The keys or blocks may be written later.
         """
         self._decided[key] = ("equal", ours)
 

@@ -383,7 +383,7 @@ class DeviceDelivery(Delivery):
 def deliver(
     placement: HybridComponentPlacement, *, cut: bool = False
 ) -> tuple[Delivery, ...]:
-    """Return how weights reach the rollout ranks: from GPU to GPU where possible, else by one copy on each node.
+    """Return the deliveries of weights to the rollout ranks: GPU to GPU where possible, else one copy on each node.
 
     Delivery from GPU to GPU needs actor ranks with one GPU each, and no two actor ranks on the same GPU. A rollout rank
     takes part if its GPUs are not used by a rollout rank with a lower number. `cut`: whether rollout ranks with several

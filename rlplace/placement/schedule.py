@@ -274,7 +274,7 @@ def schedule_of(
 
     `offload`: component -> whether it may release accelerators. A component that may, and that shares accelerators with
     a component of another stage, has in each stage only the residency that it needs. All other components stay full in
-    all stages; `find_clashes` reports those that must not.
+    all stages; `find_clashes` reports the components that are not allowed to stay.
     """
     active = split_stages(needs, placement, offload)
     falling = {

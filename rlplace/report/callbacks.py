@@ -41,7 +41,7 @@ def check_callbacks(configs: Sequence[CallbackConfig]) -> list[Problem]:
 
 
 class Callbacks:
-    """The callbacks of a run, in the order of the config. If a callback raises an exception, it becomes CallbackError.
+    """The callbacks of a run, in the order of the config. An exception of a callback is raised as CallbackError.
 
     When the `with` statement ends, `on_end` is called unless that was done before, for example after a failed start.
     """

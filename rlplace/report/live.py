@@ -77,9 +77,10 @@ class Display:
         console: Console,
         active: Mapping[str, Sequence[str]],
     ) -> None:
-        """`runner`: the number of iterations and the goal are read from it.
+        """Prepare the display; nothing is shown yet.
 
-        `console`: its columns say which metrics the block shows. `active`: stage -> components at work.
+        `runner`: the config block with the number of iterations and the goal (`stop_at_return`). `console`: its columns
+        say which metrics the block shows. `active`: stage -> components at work.
         """
         self._runner = runner
         self._console = console

@@ -54,7 +54,7 @@ _OF_SUMMARY = {
 
 
 class Series(NamedTuple):
-    """The values of one metric. `iterations`: for each value, the iteration from which it is."""
+    """The values of one metric. `iterations`: for each value, the index of its iteration."""
 
     iterations: array[float]
     values: array[float]

@@ -86,7 +86,8 @@ class Progress:
     summary.json -> sum of its metric. `seconds`: metric of seconds -> sum over iterations. `episodes`: (mean return,
     episodes) of the latest iterations, as many as the window needs. `evaluations`: policy version -> mean reward of
     held-out prompts. `skipped`: metric -> how many rows, samples or steps were skipped because a number was not finite.
-    `named`: the first skipped ones, as in summary.json. `earlier_s`: seconds of the earlier commands of a resumed run.
+    `named`: records of the first skipped items, as in summary.json. `earlier_s`: seconds of the earlier commands of a
+    resumed run.
     """
 
     measures: Measures

@@ -31,7 +31,7 @@ class Typed:
     """
 
     def __init__(self, text: str) -> None:
-        """`text`: the command line as it was typed."""
+        """Prepare the record. `text`: the command line as it was typed."""
         self._text = text
         self._words: Sequence[str] = ()
         self._began = ""

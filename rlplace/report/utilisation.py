@@ -72,10 +72,10 @@ class Usage:
     """Collects the seconds at work that ranks report, stage by stage. It belongs to the loop."""
 
     def __init__(self, occupancy: Occupancy, *, merged: bool = False) -> None:
-        """`occupancy`: component -> accelerators of each of its ranks.
+        """Begin without any work.
 
-        `merged`: whether all stages except sync count as one stage. This is needed if rollout runs ahead of learning,
-        because it then reports its work only when it ends.
+        `occupancy`: component -> accelerators of each of its ranks. `merged`: whether all stages except sync count as
+        one stage. This is needed if rollout runs ahead of learning, because it then reports its work only when it ends.
         """
         used: set[int] = set()
         for ranks in occupancy.values():

@@ -106,7 +106,7 @@ def simulator_case(
     spaces: PolicySpaces | None = None,
     measured: Measurements | None = None,
 ) -> MemoryCase:
-    """Return the memory case of a job on simulators. Its method `ledger()` computes what a run holds.
+    """Return the memory case of a job on simulators. Its method `ledger()` computes the bytes that a run holds.
 
     `replan`: function that plans the job with another config; it is used to try remedies. `spaces`: shapes of the
     simulator's observations and actions; None: the weights of the policy are not counted, and the ledger has a note.
@@ -141,7 +141,7 @@ def text_case(
     replan: Replan,
     measured: Measurements | None = None,
 ) -> MemoryCase:
-    """Return the memory case of a job on language models. Its method `ledger()` computes what a run holds.
+    """Return the memory case of a job on language models. Its method `ledger()` computes the bytes that a run holds.
 
     `replan`: function that plans the job with another config; it is used to try remedies. `measured`: bytes that an
     earlier run measured; None: there was no earlier run. Raises ConfigError for a model that cannot be read, unless its

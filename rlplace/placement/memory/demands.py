@@ -203,8 +203,8 @@ class Footprint:
         """Return the footprint corrected by measurements of an earlier run.
 
         `measured`: residency -> measured bytes, which replace the computed bytes. `unforeseen`: residency -> bytes that
-        are added to the computed bytes. A later change of the demand changes a result with `unforeseen`, but not bytes
-        that `measured` replaces.
+        are added to the computed bytes. With `unforeseen`, a later change of the memory demand still changes the
+        result; with `measured`, it does not.
         """
         held = dict(self.held)
         for residency, parts in self.held.items():
@@ -367,12 +367,13 @@ class TrainingDemand:
     """The memory demand of a language model that is trained.
 
     `model`: its sizes. `block`: the component's block of the config. `sequence_length`: tokens of the longest sequence.
-    Ranks shard its state; while it is off, its host holds a copy of the state. `packed`: True: a pass has
-    `token_budget` tokens; False: it has `micro_batch` sequences. `sync`: what sending weights takes on an accelerator.
-    `samples`: samples per optimizer step over all ranks; 0: not known. `streams`: whether weights are streamed to other
-    nodes. `sent`: number of weight copies on other nodes to which only changes are sent. `copied`: whether checkpoints
-    are written from a copy on the host; None: checkpoints do not include this model. `refreshes`: whether its weights
-    refresh a reference. `early`: whether it starts to learn during rollout.
+    Ranks shard the state of the model; while the component is off its accelerators, the host holds a copy of the state.
+    `packed`: True: a pass has `token_budget` tokens; False: it has `micro_batch` sequences. `sync`: what sending
+    weights takes on an accelerator. `samples`: samples per optimizer step over all ranks; 0: not known. `streams`:
+    whether weights are streamed to other nodes. `sent`: number of weight copies on other nodes that get only the
+    changed weights. `copied`: whether checkpoints are written from a copy on the host; None: checkpoints do not include
+    this model. `refreshes`: whether its weights refresh a reference. `early`: whether it starts to learn during
+    rollout.
     """
 
     model: ModelShape
@@ -646,10 +647,10 @@ class ScoringDemand:
     """The memory demand of a reference or reward model, which makes only forward passes.
 
     `model`: its sizes. `block`: the component's block of the config. `sequence_length`: tokens of the longest sequence.
-    While it is off, its host holds a copy of the model. Without accelerators, or with `on_host`, the host always holds
-    it. `packed`: True: a pass has `token_budget` tokens; False: it has `micro_batch` sequences. `refreshed`: dtype of
-    the weights that refresh the model; None: it is never refreshed. `copied`: whether checkpoints are written from a
-    copy on the host; None: checkpoints do not include this model.
+    While the component is off its accelerators, the host holds a copy of the model. Without accelerators, or with
+    `on_host`, the host always holds a copy. `packed`: True: a pass has `token_budget` tokens; False: it has
+    `micro_batch` sequences. `refreshed`: dtype of the weights that refresh the model; None: it is never refreshed.
+    `copied`: whether checkpoints are written from a copy on the host; None: checkpoints do not include this model.
     """
 
     model: ModelShape

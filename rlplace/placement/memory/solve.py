@@ -135,8 +135,8 @@ def solve(
     """Return the largest value of `knob` with which everything fits; None if not even the smallest value fits.
 
     `case`: the inputs of the plan's memory proof. `component`: the component whose value is changed; None: all
-    components that have the knob. Raises PlacementError if the memory of no accelerator or host is known, or if no
-    component to change has the knob.
+    components whose config has this key. Raises PlacementError if the memory of no accelerator or host is known, or if
+    no such component has the key.
     """
     names = [name for name in _having(case, knob) if component in (None, name)]
     if not names:
@@ -277,8 +277,8 @@ def render_solution(
 ) -> str:
     """Return the result of `solve` as text, also if there is no solution.
 
-    `component`: the component that was solved for; None: all components that have the knob. `solution`: the result of
-    `solve`; None: no value fits.
+    `component`: the component that was solved for; None: all components whose config has the key of the knob.
+    `solution`: the result of `solve`; None: no value fits.
     """
     now = _tightest(case.ledger())
     if solution is None:

@@ -87,7 +87,10 @@ class TextStages(Stages):
     def __init__(
         self, config: Config, costs: Costs, together: Mapping[str, int]
     ) -> None:
-        """`together`: component -> number of ranks that process the same samples (tensor and context parallelism)."""
+        """Prepare the bounds.
+
+        `together`: component -> number of ranks that process the same samples (tensor and context parallelism).
+        """
         super().__init__(config, costs)
         self._together, self._again = together, read_again(config)
         ahead = config.algorithm.max_staleness > 0

@@ -159,9 +159,9 @@ def _budgets(config: Config, now: int) -> list[int]:
 def _sizes(space: Space, component: str) -> tuple[Size, ...]:
     """Return the sizes that a search tries for a component: numbers of accelerators and ranks.
 
-    The accelerators divide a node evenly, or are whole nodes that divide all nodes evenly. The present size is kept.
-    Each rank has one accelerator; vLLM engines are tried with several, too. A component that the search may not change
-    has its present size only.
+    The accelerators divide a node evenly, or are whole nodes that divide all nodes evenly. The present size is always
+    included. Each rank has one accelerator; vLLM engines are tried with several, too. A component that the search may
+    not change has its present size only.
     """
     now = space.size_now(component)
     if component not in space.free:

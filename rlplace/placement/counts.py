@@ -35,7 +35,7 @@ _SHARED = {
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Count:
-    """One number of a plan: what is counted (`subject`), the number as text, and the reason for it."""
+    """One number of a plan: what is counted (`subject`), the number as text (`count`), and its reason (`why`)."""
 
     subject: str
     count: str
@@ -45,10 +45,10 @@ class Count:
 def explain_counts(
     config: Config, placement: HybridComponentPlacement
 ) -> tuple[Count, ...]:
-    """Return the numbers of a job on language models, each with its reason.
+    """Return the main numbers of a job on language models, each with its reason.
 
-    These are the numbers of engines and ranks, the ratio of accelerators, and the numbers of samples and steps. Each
-    number follows from the numbers before it.
+    These are the counts of engines, ranks, samples and steps, and the ratio of accelerators. The order is such that
+    each number follows from the numbers before it.
     """
     return (
         *_engines(placement),

@@ -29,7 +29,10 @@ class Transport(enum.StrEnum):
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Share:
-    """The rows start..stop-1 of a batch, which rank `source` of one component sends to rank `target` of another."""
+    """The rows start..stop-1 of a batch, which rank `source` of one component sends to rank `target` of another.
+
+    `transport`: how the rows travel.
+    """
 
     source: int
     target: int

@@ -220,7 +220,7 @@ def apart(needs: Needs) -> str:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Move:
-    """A change of residency of one component, such as from full to off."""
+    """A change of residency of one component, from `before` to `after`, such as from full to off."""
 
     component: str
     before: Residency

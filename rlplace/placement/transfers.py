@@ -20,8 +20,8 @@ from rlplace.units import counted
 class Transfer:
     """Data that one component sends to another: its name, its amount, and the transports that carry it.
 
-    `amount`: in words, such as "32 rows x 2 stage groups". `transports`: transport -> number of pairs of ranks.
-    `route`: which rank sends to which; None: any source rank may send to any target rank.
+    `amount`: in words, such as "32 rows x 2 stage groups". `transports`: transport -> number of pairs of ranks between
+    which it carries the data. `route`: which rank sends to which; None: any source rank may send to any target rank.
     """
 
     name: str

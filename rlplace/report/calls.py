@@ -159,7 +159,7 @@ class CallLog:
 
 
 def clock_offsets(iterations: Iterable[IterationCalls]) -> dict[int, float]:
-    """Return node -> seconds to add to the node's clock to get about the driver's clock.
+    """Return node -> seconds to add to the node's clock to get approximately the driver's clock.
 
     The seconds are those nearest to 0 with which each call lies within the stage in which the driver waited for it. If
     generation runs ahead, a call may begin before that stage; then only the ends of calls count.

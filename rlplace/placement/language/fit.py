@@ -239,9 +239,9 @@ def check_parallel(
 ) -> bool:
     """Return whether the parallel sizes of a line fit its segments. If not, add a fault to `faults`.
 
-    A segment is a piece `accelerators:ranks` of a placement text. They fit if the accelerators divide into whole copies
-    of the model, and each copy is on one node unless the line allows two nodes. `line`: the line as it was written.
-    `name`: the component. `parallel`: the sizes.
+    A segment is a piece `accelerators:ranks` of a placement text. The sizes fit if the accelerators divide into whole
+    copies of the model, and each copy is on one node unless the line allows two nodes. `line`: the line as it was
+    written. `name`: the component. `parallel`: the sizes.
     """
     tensor = parallel.tensor_parallel_size
     context = parallel.context_parallel_size

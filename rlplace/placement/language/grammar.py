@@ -157,9 +157,9 @@ def _read_in_part(
 ) -> None:
     """Find which part of an unreadable segment is wrong, and add a fault for that part to `faults`.
 
-    A segment is a piece `accelerators:ranks` of a placement text. The part is its accelerators, its ranks, or the whole
-    segment, as in `cuda:0-7`. `span`: columns of the segment. `following`: the rank with which the segment begins if it
-    names no ranks.
+    A segment is a piece `accelerators:ranks` of a placement text. The wrong part is the accelerators, the ranks, or the
+    whole segment, as in `cuda:0-7`. `span`: columns of the segment. `following`: the rank with which the segment begins
+    if it names no ranks.
     """
     columns = list(split_at(text.text, ":", *span))
     parts = [stripped(text.text, *part) for part in columns]

@@ -32,7 +32,7 @@ DECLARED = (
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Ranges:
-    """A set of whole numbers, stored as ascending ranges that do not touch.
+    """A set of whole numbers, stored as ascending ranges (`pieces`) that do not touch.
 
     The time of operations grows with the number of ranges, not of numbers.
     """

@@ -103,8 +103,8 @@ class Account:
     """The memory of accelerators, or of hosts, that are all used in the same way. Sizes are per accelerator or host.
 
     `numbers`: indices of the accelerators in the cluster, or of the nodes. `kind`: kind of accelerator, or "host".
-    `capacity_bytes`: 0: not known. `reserve_bytes`: part of the capacity that stays free for memory that is not
-    counted. `loads`: the load at each moment, in order of time.
+    `capacity_bytes`: memory of one accelerator or host; 0: not known. `reserve_bytes`: part of the capacity that stays
+    free for memory that is not counted. `loads`: the load at each moment, in order of time.
     """
 
     numbers: Ranges  # of accelerators over the cluster, or of nodes

@@ -613,9 +613,9 @@ def _useful(
 ) -> int:
     """Return the largest value of `knob` that helps as much as the smallest value, at every moment.
 
-    A value helps as much if every moment that fits with the smallest value fits with it, too, and no other moment gets
-    fuller than with the smallest value. `sizes`: (smallest value, present value). `short`: the account that does not
-    fit.
+    Two conditions make a value help as much. First, every moment that fits with the smallest value also fits with this
+    value. Second, no other moment holds more bytes than with the smallest value. `sizes`: (smallest value, present
+    value). `short`: the account that does not fit.
     """
     least, now = sizes
 

@@ -407,7 +407,7 @@ _LONGEST_SIDE = 31  # characters of a cell
 
 
 class Fact(NamedTuple):
-    """One line of a comparison of two plans: what is compared, and its value in the left and in the right plan."""
+    """One line of a comparison of two plans: what is compared, and its value in the left plan and in the right plan."""
 
     what: str
     left: str

@@ -116,7 +116,7 @@ class NodeFold:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Comparison:
-    """Numbers of this placement beside those of a placement in which every component has accelerators of its own.
+    """A comparison of this placement with one in which every component has accelerators of its own.
 
     `savings`: accelerators in use in both. `here`, `apart`: stage -> accelerators at work, in this placement and in the
     other one. `here_bytes`, `apart_bytes`: bytes of the fullest accelerator at its worst moment, in this placement and

@@ -168,7 +168,7 @@ def _actor_without_samples(case: PlacedJob) -> Iterator[Found]:
 def _without_items(
     case: PlacedJob, component: str, item: str, each: int
 ) -> Iterator[Found]:
-    """Yield a finding if a component has more data-parallel copies than an iteration has items.
+    """Yield a finding if a component has more data-parallel copies than an iteration has prompts or samples (items).
 
     `item`: the word for an item, "prompt" or "sample". `each`: number of items for one prompt.
     """

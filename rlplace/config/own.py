@@ -31,7 +31,10 @@ def block_of_name(block: type, value: object) -> str:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class WrapperConfig:
-    """A Gymnasium wrapper around the simulator. `kwargs`: keyword arguments of the class, after the simulator."""
+    """A Gymnasium wrapper around the simulator.
+
+    `kwargs`: keyword arguments of the class, after the simulator.
+    """
 
     name: str = knob(
         "package.module:Class, such as gymnasium.wrappers:GrayscaleObservation"

@@ -96,7 +96,10 @@ class TransformerConfig:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class ModuleConfig:
-    """A custom policy network. `kwargs`: keyword arguments of its class, after the observation and action spaces."""
+    """A custom policy network.
+
+    `kwargs`: keyword arguments of its class, after the observation and action spaces.
+    """
 
     kind: Literal["module"] = knob("a torch.nn.Module of your own", "module")
     name: str = knob("package.module:Class")

@@ -168,7 +168,7 @@ class Cores:
     def __init__(self, world: World, count: int, wanted: float = 1.0) -> None:
         """Create `count` free processors.
 
-        `wanted`: the share of time that each processor is busy while more processes wait than there are processors.
+        `wanted`: with more processes than processors, the share of the time in which a processor computes, 0 to 1.
         """
         self._world = world
         self._free = count

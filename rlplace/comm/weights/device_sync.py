@@ -212,7 +212,7 @@ class Member:
             return list(readers)
 
     def free_memory(self) -> None:
-        """Give torch's cached memory of large and rare buckets and copies back to CUDA, for other processes."""
+        """Give memory that torch caches after a weight sync back to CUDA, for other processes on the accelerator."""
         if self.device.type == "cuda":
             torch.cuda.ipc_collect()
             torch.cuda.empty_cache()

@@ -51,7 +51,7 @@ _MEANT = {
 
 
 class Arithmetic:
-    """A task: sums, differences or products of two numbers with `digits` digits each.
+    """A task: sums, differences or products of two numbers. `digits`: digits of each number.
 
     The number of episodes is unlimited. A tenth of all problems is held out for evaluation: the same problems for all
     seeds.

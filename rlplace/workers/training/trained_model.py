@@ -287,10 +287,10 @@ class TrainedModel(abc.ABC):
 
 
 class TrainedPolicy(TrainedModel):
-    """A policy for simulators in training. Every rank has the whole policy; its parameters are slices of one float32
-    tensor.
+    """A policy for simulators that is being trained.
 
-    The ranks sum gradient and metrics in one tensor, and then all make the same step.
+    Every rank has the whole policy, whose parameters are slices of one float32 tensor. The ranks sum gradient and
+    metrics in one tensor, and then all make the same step.
     """
 
     def __init__(

@@ -7,6 +7,7 @@ import multiprocessing
 import socket
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
+from multiprocessing.context import ForkServerContext
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -26,7 +27,7 @@ WORKING = {
     "infer": 1000,
     "learn": 1000,
 }  # bytes that the made up plans of tests foresee
-# All ranks of a session are forked from one server, which the first starts: it has imported for all.
+# All processes of a session are forked from one server, which the first starts: it has imported for all.
 _IMPORTED = (
     "tests.actor_ranks",
     "tests.scorer_ranks",
@@ -38,6 +39,13 @@ _IMPORTED = (
     "transformers.models.llama.modeling_llama",
     "transformers.models.qwen3.modeling_qwen3",
 )
+
+
+def fork_server() -> ForkServerContext:
+    """What forks processes that have imported before. No test makes it otherwise: its imports are named once, first."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(list(_IMPORTED))
+    return context
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,9 +125,7 @@ def in_processes(
     meanwhile: Callable[[Mapping[str, Channel]], None] = lambda _: None,
 ) -> list[Shown]:
     """What `follow` returns on each rank, in a process of its own; `meanwhile` uses the channels of all from here."""
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(list(_IMPORTED))
-    processes = ProcessPoolExecutor(ranks, mp_context=context)
+    processes = ProcessPoolExecutor(ranks, mp_context=fork_server())
     with listen() as listener, JobFolder.create() as folder, processes as pool:
         made = {
             spec.name: SharedChannel.create(folder.path, spec).named("a test")

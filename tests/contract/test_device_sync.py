@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import multiprocessing
 import os
 import pickle
 import signal
@@ -41,6 +40,7 @@ from tests.contract.weight_ends import (
     assert_equal_to_the_bit,
     held_by,
 )
+from tests.worker_ranks import fork_server
 
 MIXTURES = {
     "a consumer alone": Mixture(actors=1, hosts=(0,)),
@@ -539,8 +539,7 @@ def _die_after(sender: object, *, buckets: int) -> None:
 
 def test_a_death_in_the_middle_is_named_and_leaves_the_version_before() -> None:
     """Members that share an accelerator, members that do not, and a reader on the host at once."""
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload([__name__])
+    context = fork_server()
     store, point = serve()
     with JobFolder.create() as folder, ThreadPoolExecutor(3) as threads:
         channel = SharedChannel.create(
@@ -586,7 +585,7 @@ def test_a_death_in_the_middle_is_named_and_leaves_the_version_before() -> None:
 @pytest.mark.gpu
 def test_a_consumer_on_a_gpu_takes_what_its_owner_shares(tmp_path: Path) -> None:
     """Between processes, as a process cannot open what it shares itself."""
-    context = multiprocessing.get_context("forkserver")
+    context = fork_server()
     mixture = Mixture(
         actors=1,
         hosts=(0,),

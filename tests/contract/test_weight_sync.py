@@ -47,6 +47,7 @@ from tests.contract.weight_ends import (
     held_by,
     shards_of,
 )
+from tests.worker_ranks import fork_server
 
 
 def channel_of(**fields: Any) -> LocalChannel:
@@ -604,9 +605,7 @@ def test_a_sender_that_dies_is_named_at_once_and_the_old_version_stays(
     other.release()
     assert ends.far is not None
     arguments = (ends.far.endpoint, ends.far.keys, tmp_path)
-    actor = multiprocessing.get_context("spawn").Process(
-        target=push_and_die, args=arguments
-    )
+    actor = fork_server().Process(target=push_and_die, args=arguments)
     actor.start()
     with ThreadPoolExecutor() as threads:
         for rank in (0, 2):

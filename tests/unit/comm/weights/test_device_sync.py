@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import inspect
 import json
-import multiprocessing
 import time
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
@@ -17,15 +16,14 @@ import torch.multiprocessing.reductions as reductions
 from rlplace.comm.weights.device_group import open_shared, share
 from rlplace.comm.weights.rendezvous import SyncRendezvous
 from rlplace.errors import ChannelTimeout, WeightSyncError
+from tests.worker_ranks import fork_server
 
 PATIENCE_S = 60.0
 
 
 @pytest.fixture
 def another_process() -> Iterator[ProcessPoolExecutor]:
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["rlplace.comm.weights.device_sync"])
-    with ProcessPoolExecutor(1, mp_context=context) as pool:
+    with ProcessPoolExecutor(1, mp_context=fork_server()) as pool:
         yield pool
 
 

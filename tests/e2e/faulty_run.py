@@ -2,6 +2,8 @@
 
 `python -m tests.e2e.faulty_run '{"config": ..., "overrides": [...], "faults": [["env", 0, 2, 0.1, "SIGKILL"], ...]}'`:
 rank 0 of env gets SIGKILL 0.1 s after env and rollout began iteration 2; for other components the iteration counts.
+With null in place of 0.1 the rank stands still before it is called, and gets the signal after: on no machine, however
+slow or busy, has it ended its work by then. The checkpoint before is whole then, so there is one to go back to.
 The actor writes down what it learns: `tests.e2e.recorded`.
 """
 
@@ -15,26 +17,35 @@ import threading
 import time
 from typing import Any
 
+import psutil
+
 import rlplace.runtime.run
 from rlplace.execution.loop import Loop
 from rlplace.execution.overlap import Overlap
+from rlplace.runtime.saving import Saving
 from rlplace.workers.launch.cluster import Cluster
 from rlplace.workers.ray_launch.launcher import RayLauncher
 from rlplace.workers.roles.actor import PolicyActor
 from tests.e2e.recorded import RecordedLmActor, RecordedPolicyActor
 
+HELD_S = 0.1  # how long a rank stands still before it gets its signal, meanwhile the loop calls it
 
-def hurt(cluster: Cluster, name: str, rank: int, after_s: float, number: str) -> None:
+
+def process_of(cluster: Cluster, name: str, rank: int) -> psutil.Process:
+    """Return the process of a rank, which may be starting again at this moment."""
     launcher = cluster._launcher
     assert isinstance(launcher, RayLauncher)
-    time.sleep(after_s)
-    while True:  # it may be starting again at this moment
+    while True:
         for slot, process in dict(launcher._processes).items():
             if (slot.component, slot.rank) == (name, rank) and process.is_running():
-                process.send_signal(signal.Signals[number])
-                print(f"sent {number} to {name} rank {rank}", flush=True)
-                return
+                return process
         time.sleep(0.01)
+
+
+def hurt(cluster: Cluster, name: str, rank: int, after_s: float, number: str) -> None:
+    time.sleep(after_s)
+    process_of(cluster, name, rank).send_signal(signal.Signals[number])
+    print(f"sent {number} to {name} rank {rank}", flush=True)
 
 
 def main(config: str, overrides: list[str], faults: list[list[Any]]) -> int:
@@ -86,13 +97,24 @@ def main(config: str, overrides: list[str], faults: list[list[Any]]) -> int:
             faults.remove(
                 [name, rank, at, after_s, number]
             )  # once, should the run come here again
+            if after_s is None:
+                process_of(clusters[0], name, rank).suspend()
             threading.Thread(
                 target=hurt,
-                args=(clusters[0], name, rank, after_s, number),
+                args=(clusters[0], name, rank, after_s or HELD_S, number),
                 daemon=True,
             ).start()
 
+    def after_iteration(self: Saving) -> None:
+        saved(self)
+        if any(
+            after_s is None and at == self._progress.iterations
+            for _, _, at, after_s, _ in faults
+        ):
+            self._finish()
+
     clusters: list[Cluster] = []
+    saved, Saving.after_iteration = Saving.after_iteration, after_iteration
     rlplace.runtime.run.launch, Loop.iteration = launch, iteration
     for kind in doing:
         kind._do = method_of(kind)

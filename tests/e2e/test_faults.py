@@ -58,9 +58,8 @@ APART = (
         for name in ("critic=2", "reference=2", "reward=3")
     ),
 )
-Hurt = tuple[
-    str, int, int, float, str
-]  # component, rank, iteration, seconds after it began, signal
+# Component, rank, iteration, seconds after it began (None: before its work there can end), signal
+Hurt = tuple[str, int, int, float | None, str]
 
 
 def hurt(
@@ -92,9 +91,9 @@ def test_workers_that_are_replaced_lose_no_sample(tmp_path: Path) -> None:
     )
     where = placed("0", "0", "1")
     faults = [
-        ("env", 0, 0, 0.1, "SIGKILL"),
-        ("rollout", 0, 2, 0.1, "SIGKILL"),
-        ("actor", 0, 3, 0.1, "SIGKILL"),
+        ("env", 0, 0, None, "SIGKILL"),
+        ("rollout", 0, 2, None, "SIGKILL"),
+        ("actor", 0, 3, None, "SIGKILL"),
     ]
     run = hurt(
         "hybrid_ppo", tmp_path / "hurt", *SIMULATED, *where, *short, faults=faults
@@ -493,7 +492,7 @@ def test_an_error_that_comes_again_ends_the_run(
 
 @pytest.mark.slow
 def test_more_faults_than_are_allowed_end_the_run(tmp_path: Path) -> None:
-    faults = [("env", 0, 1, 0.3, "SIGKILL"), ("env", 1, 2, 0.3, "SIGKILL")]
+    faults = [("env", 0, 1, None, "SIGKILL"), ("env", 1, 2, None, "SIGKILL")]
     allowed = ("faults.restarts=1", "runner.total_iterations=4")
     run = hurt(
         "hybrid_ppo",

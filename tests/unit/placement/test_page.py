@@ -10,7 +10,7 @@ import pytest
 from rlplace.placement.show.html import render_html
 from rlplace.placement.show.view import PlanView
 from tests.unit.placement.reports import APART, H100, SIX, llm, ppo
-from tests.unit.placement.test_picture import REPORTS
+from tests.unit.placement.test_picture import REPORTS, report_of
 
 
 def read(page: str) -> ET.Element:
@@ -24,7 +24,7 @@ def texts(view: PlanView) -> list[str]:
 
 @pytest.mark.parametrize("name", REPORTS)
 def test_every_page_is_well_formed_and_asks_for_nothing(name: str) -> None:
-    page = render_html(REPORTS[name])
+    page = render_html(report_of(name))
     elements = list(read(page).iter())
     assert {e.tag.rpartition("}")[2] for e in elements}.isdisjoint(
         {"script", "link", "img", "iframe", "object"}
@@ -37,7 +37,8 @@ def test_every_page_is_well_formed_and_asks_for_nothing(name: str) -> None:
 
 def test_the_verdict_comes_first() -> None:
     fits, short, unknown = map(
-        texts, (REPORTS["six"], REPORTS["too-large"], ppo(nodes=[{"accelerators": 8}]))
+        texts,
+        (report_of("six"), report_of("too-large"), ppo(nodes=[{"accelerators": 8}])),
     )
     assert "fits" in fits
     assert "does not fit" in short
@@ -61,10 +62,10 @@ def test_numbers_at_the_top() -> None:
 
 
 def test_problems_and_warnings_have_their_fix() -> None:
-    words = " ".join(texts(REPORTS["too-large"]))
+    words = " ".join(texts(report_of("too-large")))
     assert "does-not-fit" in words
     assert "fix: actor.micro_batch" in words
-    assert "no component uses accelerators 5-7" in " ".join(texts(REPORTS["idle"]))
+    assert "no component uses accelerators 5-7" in " ".join(texts(report_of("idle")))
 
 
 def test_bars_are_as_long_as_what_is_held() -> None:

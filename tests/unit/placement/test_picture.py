@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import re
 import xml.etree.ElementTree as ET
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -17,18 +20,23 @@ from tests.unit.placement.reports import APART, H100, SIX, llm, ppo, shown
 SVG = "{http://www.w3.org/2000/svg}"
 FOLDED = {"actor": "all", "env": "0-127", "rollout": "128-511"}
 CLUSTER: dict[str, Any] = {"accelerator": {"kind": "auto"}}
-REPORTS = {
-    "hybrid": ppo(),
-    "apart": ppo(APART),
-    "idle": ppo({"actor": "0-1", "env": "2", "rollout": "3-4"}),
-    "one": ppo({"actor": "0", "env": "0", "rollout": "0"}, nodes=[{"accelerators": 1}]),
-    "uneven": ppo(
+# Made when a test asks: each process of a run of all tests reads this file, and one of them tests it.
+REPORTS: dict[str, Callable[[], PlanView]] = {
+    "hybrid": partial(ppo),
+    "apart": partial(ppo, APART),
+    "idle": partial(ppo, {"actor": "0-1", "env": "2", "rollout": "3-4"}),
+    "one": partial(
+        ppo, {"actor": "0", "env": "0", "rollout": "0"}, nodes=[{"accelerators": 1}]
+    ),
+    "uneven": partial(
+        ppo,
         {"actor": "0-13", "env": "0-3", "rollout": "4-13"},
         nodes=[{"accelerators": n} for n in (4, 8, 2)],
         envs=560,
     ),
-    "folded": ppo(FOLDED, nodes=[H100 | {"count": 64}], envs=4096, **CLUSTER),
-    "many-nodes": llm(
+    "folded": partial(ppo, FOLDED, nodes=[H100 | {"count": 64}], envs=4096, **CLUSTER),
+    "many-nodes": partial(
+        llm,
         {
             "actor": "0-831",
             "reward.math": "1016-1019",
@@ -37,10 +45,13 @@ REPORTS = {
         },
         cluster={"nodes": [H100 | {"count": 128}]},
     ),
-    "too-large-at-the-edge": llm(
-        {"actor": "0", "rollout": "1"}, cluster={"nodes": [H100 | {"memory": "20GiB"}]}
+    "too-large-at-the-edge": partial(
+        llm,
+        {"actor": "0", "rollout": "1"},
+        cluster={"nodes": [H100 | {"memory": "20GiB"}]},
     ),
-    "several-kinds": llm(
+    "several-kinds": partial(
+        llm,
         {
             "actor": "0-15",
             "critic": "16-23",
@@ -52,26 +63,35 @@ REPORTS = {
             "nodes": [H100 | {"accelerators": count} for count in (8, 4, 8, 4, 8, 8, 8)]
         },
     ),
-    "on-nodes": llm(
+    "on-nodes": partial(
+        llm,
         {
             "actor": "0-7",
             "rollout": "0-7",
             "agent": {"node_group": "node", "placement": 0},
-        }
+        },
     ),
-    "six": llm(),
-    "turns": llm(
-        dict.fromkeys(("actor", "critic", "reference", "reward", "rollout"), "0-7")
+    "six": partial(llm),
+    "turns": partial(
+        llm, dict.fromkeys(("actor", "critic", "reference", "reward", "rollout"), "0-7")
     ),
-    "crowded": llm(
+    "crowded": partial(
+        llm,
         cluster={"allow_resident": [*SIX]},
         **{c.partition(".")[0]: {"enable_offload": False} for c in SIX},
     ),
-    "six-without-memory": llm(model=None),
-    "too-large": llm(
-        dict.fromkeys(SIX, "0-7"), actor={"enable_offload": True, "micro_batch": 64}
+    "six-without-memory": partial(llm, model=None),
+    "too-large": partial(
+        llm,
+        dict.fromkeys(SIX, "0-7"),
+        actor={"enable_offload": True, "micro_batch": 64},
     ),
 }
+
+
+@functools.cache
+def report_of(name: str) -> PlanView:
+    return REPORTS[name]()
 
 
 def drawn(report: PlanView) -> ET.Element:
@@ -105,7 +125,7 @@ def span_of(text: ET.Element) -> tuple[float, float]:
 def test_labels_of_nodes_run_neither_into_the_blocks_nor_into_numbers(
     name: str,
 ) -> None:
-    picture = drawn(REPORTS[name])
+    picture = drawn(report_of(name))
     first = min(
         float(r.attrib["x"])
         for g in picture.iter(f"{SVG}g")
@@ -129,7 +149,7 @@ def titles(picture: ET.Element) -> list[str]:
 
 @pytest.mark.parametrize("name", REPORTS)
 def test_blocks_lie_on_the_page_and_say_what_they_are(name: str) -> None:
-    picture = drawn(REPORTS[name])
+    picture = drawn(report_of(name))
     width, height = float(picture.attrib["width"]), float(picture.attrib["height"])
     for rect in picture.iter(f"{SVG}rect"):
         x, y, w, h = (
@@ -141,7 +161,7 @@ def test_blocks_lie_on_the_page_and_say_what_they_are(name: str) -> None:
         assert 0 <= float(text.attrib["x"]) <= width
         assert 0 < float(text.attrib["y"]) < height
         assert 0 <= span_of(text)[0] <= span_of(text)[1] <= width
-    plan = REPORTS[name].plan
+    plan = report_of(name).plan
     words = " ".join(picture.itertext())
     for stage in plan.schedule.stages:
         assert stage in words
@@ -156,7 +176,7 @@ def test_blocks_lie_on_the_page_and_say_what_they_are(name: str) -> None:
 def test_no_text_runs_into_another_or_into_a_block_that_is_not_its_own(
     name: str,
 ) -> None:
-    picture = drawn(REPORTS[name])
+    picture = drawn(report_of(name))
     texts = [
         (t, *span_of(t))
         for t in picture.iter(f"{SVG}text")
@@ -199,7 +219,7 @@ def apart(a: list[float], b: list[float]) -> bool:
 def test_every_block_shows_the_bytes_it_holds_however_many_kinds_of_node_there_are(
     name: str,
 ) -> None:
-    for group in drawn(REPORTS[name]).iter(f"{SVG}g"):
+    for group in drawn(report_of(name)).iter(f"{SVG}g"):
         held = re.search(r": (\S+ [KMGT]iB) on each", group.findtext(f"{SVG}title", ""))
         assert held is None or held[1] in " ".join(
             t for text in group.iter(f"{SVG}text") for t in text.itertext()
@@ -207,7 +227,7 @@ def test_every_block_shows_the_bytes_it_holds_however_many_kinds_of_node_there_a
 
 
 def test_a_component_without_accelerators_has_a_block_in_every_stage() -> None:
-    report = REPORTS["on-nodes"]
+    report = report_of("on-nodes")
     found = [t for t in titles(drawn(report)) if t.startswith("agent on node 0, ")]
     looks = ["waits", "full", "waits", "waits"]
     assert found == [
@@ -219,13 +239,13 @@ def test_a_component_without_accelerators_has_a_block_in_every_stage() -> None:
 def test_names_do_not_run_into_the_title() -> None:
     """Components beside the title where there is room, else in lines of their own."""
     for name, beside in (("hybrid", True), ("crowded", False)):
-        picture = drawn(REPORTS[name])
+        picture = drawn(report_of(name))
         dots = [
             r
             for r in picture.iter(f"{SVG}rect")
             if r.attrib.get("rx") == "4" and float(r.attrib["y"]) < 110
         ]
-        assert len(dots) == len(REPORTS[name].plan.placement.components)
+        assert len(dots) == len(report_of(name).plan.placement.components)
         assert all((float(d.attrib["x"]) > 300) is beside or not beside for d in dots)
         assert {float(d.attrib["y"]) < 60 for d in dots} == {beside}
 
@@ -233,16 +253,16 @@ def test_names_do_not_run_into_the_title() -> None:
 def test_a_block_tells_what_it_holds() -> None:
     assert (
         "env on 0\u20133, node 0, full in rollout: 256 MiB on each accelerator"
-        in titles(drawn(REPORTS["hybrid"]))
+        in titles(drawn(report_of("hybrid")))
     )
-    assert "256 MiB" in " ".join(drawn(REPORTS["hybrid"]).itertext())
+    assert "256 MiB" in " ".join(drawn(report_of("hybrid")).itertext())
     assert "MiB" not in " ".join(
-        ET.fromstring(render_svg(shown(REPORTS["hybrid"].plan))).itertext()
+        ET.fromstring(render_svg(shown(report_of("hybrid").plan))).itertext()
     )
 
 
 def test_what_does_not_fit_is_marked_where_and_when() -> None:
-    picture = drawn(REPORTS["too-large"])
+    picture = drawn(report_of("too-large"))
     assert any(t.endswith("of 76 GiB: does not fit") for t in titles(picture))
     assert (
         len([r for r in picture.iter(f"{SVG}rect") if r.attrib.get("class") == "over"])
@@ -250,13 +270,13 @@ def test_what_does_not_fit_is_marked_where_and_when() -> None:
     )
     assert not [
         r
-        for r in drawn(REPORTS["six"]).iter(f"{SVG}rect")
+        for r in drawn(report_of("six")).iter(f"{SVG}rect")
         if r.attrib.get("class") == "over"
     ]
 
 
 def test_alike_nodes_are_one_picture_and_many_kinds_end_somewhere() -> None:
-    words = [w.strip() for w in drawn(REPORTS["folded"]).itertext()]
+    words = [w.strip() for w in drawn(report_of("folded")).itertext()]
     assert "nodes 0-15" in words
     assert "48 \u00d7 0\u20137" in words
     sizes = [1 + i % 2 for i in range(60)]
@@ -269,18 +289,18 @@ def test_alike_nodes_are_one_picture_and_many_kinds_end_somewhere() -> None:
 
 
 def test_moves_stay_in_the_column_of_their_stage() -> None:
-    picture = drawn(REPORTS["turns"])
+    picture = drawn(report_of("turns"))
     assert (
         float(picture.attrib["width"])
         > WIDTH
-        == float(drawn(REPORTS["apart"]).attrib["width"])
+        == float(drawn(report_of("apart")).attrib["width"])
     )
     moves = [
         t for t in picture.iter(f"{SVG}text") if " \u2192 " in "".join(t.itertext())
     ]
     columns = sorted({float(t.attrib["x"]) for t in moves})
     assert (
-        len(columns) == len(REPORTS["turns"].plan.schedule.stages) - 1
+        len(columns) == len(report_of("turns").plan.schedule.stages) - 1
     )  # nothing moves on entry to learn 1
     for text in moves:
         x = float(text.attrib["x"])
@@ -290,7 +310,7 @@ def test_moves_stay_in_the_column_of_their_stage() -> None:
 
 def test_text_stays_inside_of_narrow_blocks() -> None:
     """reward.math goes on two lines, reference is turned; none is wider than its block."""
-    picture = drawn(REPORTS["crowded"])
+    picture = drawn(report_of("crowded"))
     turned = [
         t
         for t in picture.iter(f"{SVG}text")

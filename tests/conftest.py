@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import importlib.util
 import os
 import signal
 import uuid
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from pathlib import Path
 from typing import Any
 
 # Read when torch and Ray are imported, so set before any test module is.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ["RAY_worker_niceness"] = "0"  # noqa: SIM112  Ray's default of 15 starves workers on a busy machine
+
+# torch asks the name server who connects to a store, and a query that is lost takes 5 s: no test needs its answer.
+os.environ.setdefault("RES_OPTIONS", "timeout:1 attempts:1")
 
 import hypothesis
 import psutil
@@ -48,6 +52,17 @@ def pytest_configure(config: pytest.Config) -> None:
     )
     name, _, value = MARK.partition("=")
     os.environ[name] = value
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """What is imported and collected stays: the collector looks at none of it, nor copies its pages in each fork."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.enable()
+        gc.freeze()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -58,6 +58,9 @@ class Net(nn.Module):
 class Weighted(Worker):
     """Has a model; its class names the weights in one line."""
 
+    # What torch imports for the first optimizer of a process
+    imports: ClassVar[tuple[str, ...]] = ("torch._dynamo",)
+
     config: Model
 
     def setup(self) -> None:

@@ -44,15 +44,23 @@ def launcher(request: pytest.FixtureRequest) -> str:
 
 def cluster_of(launcher: str) -> Cluster:
     accelerator = AcceleratorConfig(kind="emulated", memory=1 << 30)
-    return Cluster(1, 8, accelerator=accelerator, launcher=launcher, workers=[Whole])
+    return Cluster(1, 8, accelerator=accelerator, launcher=launcher, workers=[Sampler])
 
 
 @pytest.fixture(scope="module")
 def kept(launcher: str) -> Iterator[Cluster]:
-    """One for this file: for Ray, other clusters join its Ray, and leave it running."""
+    """One for this file; for Ray, its workers are forks, and another cluster joins its Ray and leaves it running."""
     with cluster_of(launcher) as cluster:
         cluster.start()
         yield cluster
+
+
+# Of what is the same by every launcher but costs a start of Ray's workers, which other tests here have paid for.
+MOSTLY_INLINE = pytest.mark.parametrize(
+    "launcher",
+    ["inline", pytest.param("ray", marks=[pytest.mark.ray, pytest.mark.slow])],
+    indirect=True,
+)
 
 
 @pytest.fixture
@@ -79,12 +87,11 @@ class Synced:
 
 
 @pytest.fixture(scope="module")
-def synced(launcher: str, kept: Cluster) -> Iterator[Synced]:
-    with cluster_of(launcher) as cluster:
-        learner, sampler = pair(cluster)
-        assert sampler.bits().wait()[0] != learner.bits().wait()[0]
-        pushed, pulled = map(reduce_metrics, sync(learner, sampler, 0))
-        yield Synced(learner=learner, sampler=sampler, pushed=pushed, pulled=pulled)
+def synced(kept: Cluster) -> Synced:
+    learner, sampler = pair(kept)
+    assert sampler.bits().wait()[0] != learner.bits().wait()[0]
+    pushed, pulled = map(reduce_metrics, sync(learner, sampler, 0))
+    return Synced(learner=learner, sampler=sampler, pushed=pushed, pulled=pulled)
 
 
 def pair(
@@ -154,6 +161,7 @@ def test_a_target_keeps_its_dtype(threads: Cluster) -> None:
             assert values == whole.bfloat16().double().tolist(), name
 
 
+@MOSTLY_INLINE
 def test_a_module_can_be_named_once_and_one_source_serves_two_targets(
     cluster: Cluster,
 ) -> None:
@@ -250,6 +258,7 @@ def test_another_version_than_the_one_that_was_pushed(threads: Cluster) -> None:
     assert problem.what == "version 3 arrived, version 4 was asked for"
 
 
+@MOSTLY_INLINE
 def test_a_class_without_weights_is_told_at_the_launch(cluster: Cluster) -> None:
     with pytest.raises(WorkerError) as error:
         started(

@@ -118,7 +118,8 @@ def test_the_transformers_engine_holds_what_the_plan_says(
 
 
 @pytest.mark.vllm
-@pytest.mark.parametrize("level", [pytest.param(1, marks=pytest.mark.slow), 2])
+@pytest.mark.slow  # each builds vLLM with a recorder of memory; the transformers engine above stands for engines
+@pytest.mark.parametrize("level", [1, 2])
 def test_the_vllm_engine_holds_what_the_plan_says(model: Path, level: int) -> None:
     """A real engine of the CPU build: torch's record of a sync and of answers, then the allocator's count at rest.
 

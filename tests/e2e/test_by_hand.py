@@ -82,6 +82,7 @@ def check_equal(
                 assert numbers[name] == line[name], name
 
 
+@pytest.mark.slow  # two runs on Ray; threads run the same loop below, and a script of the page runs it on Ray
 @pytest.mark.ray
 def test_simulators_by_hand_are_equal_to_train(tmp_path: Path) -> None:
     length = f"runner.total_iterations={ITERATIONS}"

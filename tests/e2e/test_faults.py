@@ -130,6 +130,7 @@ def test_workers_that_are_replaced_lose_no_sample(tmp_path: Path) -> None:
     )
 
 
+@pytest.mark.slow  # the way of the test above, on an accelerator with room for one
 def test_others_leave_the_accelerator_on_which_a_rank_is_set_up_again(
     tmp_path: Path,
 ) -> None:

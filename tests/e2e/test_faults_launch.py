@@ -289,6 +289,7 @@ def test_each_worker_sees_exactly_its_accelerators() -> None:
         ]
 
 
+@pytest.mark.slow  # five clusters of a Ray; reservations have tests of their own
 @pytest.mark.usefixtures("four_gpus")
 def test_a_second_job_waits_for_accelerators_and_says_which_are_missing() -> None:
     with gpu_cluster() as first:

@@ -14,7 +14,7 @@ from tests.e2e.training import placed, train
 APART = (*INLINE, *placed("0", "1", "2"))
 
 
-@pytest.mark.parametrize("ahead", [1, 2])
+@pytest.mark.parametrize("ahead", [pytest.param(1, marks=pytest.mark.slow), 2])
 def test_nothing_is_learned_that_is_older_than_allowed(
     model: Path, tmp_path: Path, ahead: int
 ) -> None:

@@ -21,14 +21,20 @@ def test_the_first_job_has_forty_lines_in_all_places() -> None:
 
 
 @pytest.mark.ray
-def test_the_jobs_of_the_page_run(tmp_path: Path) -> None:
-    read_page(PAGE, tmp_path, shell(tmp_path))
-    # The first one learns: whatever the first weights are, 20 steps bring them near.
+def test_the_first_job_of_the_page_runs_and_learns(tmp_path: Path) -> None:
+    read_page(PAGE, tmp_path, shell(tmp_path), of="python loop.py")
+    # Whatever the first weights are, 20 steps bring them near.
     (metrics,) = (tmp_path / "runs" / "loop").glob("*/metrics.jsonl")
     lines = metrics.read_text(encoding="utf-8").splitlines()
     errors = [json.loads(line)["rollout/error"] for line in lines]
     assert len(errors) == 20
     assert errors[-1] < 0.2
+
+
+@pytest.mark.slow  # the same engine on Ray as of the first; recipes, which are jobs as large, are tried too
+@pytest.mark.ray
+def test_the_second_job_of_the_page_runs(tmp_path: Path) -> None:
+    read_page(PAGE, tmp_path, shell(tmp_path), of="python my_job.py")
     (run,) = (tmp_path / "runs" / "my_job").iterdir()
     assert (run / "memory.json").is_file()
     assert (run / "checkpoints" / "000005").is_dir()

@@ -10,12 +10,31 @@ import pytest
 from tests.pages import ROOT, blocks, read_page, shell
 
 PAGE = ROOT / "docs" / "own_workers.md"
+SCRIPTS = ("pipeline.py", "messages.py", "learner.py", "weights.py", "failing.py")
+FIRST = "pipeline.py"
 
 
+def test_its_scripts_are_all_tried() -> None:
+    assert tuple(block.title for block in blocks(PAGE) if block.title) == SCRIPTS
+
+
+# Each script starts a Ray. What those after the first show has tests in tests/contract, on Ray too.
 @pytest.mark.ray
-def test_its_scripts_print_what_the_page_says(tmp_path: Path) -> None:
-    read_page(PAGE, tmp_path, shell(tmp_path))
-    assert (tmp_path / "logs" / "policy-1.txt").exists()
+@pytest.mark.parametrize(
+    "script",
+    [
+        FIRST,
+        *(
+            pytest.param(script, marks=pytest.mark.slow)
+            for script in SCRIPTS
+            if script != FIRST
+        ),
+    ],
+)
+def test_its_scripts_print_what_the_page_says(script: str, tmp_path: Path) -> None:
+    read_page(PAGE, tmp_path, shell(tmp_path), of=f"python {script}")
+    if script == FIRST:
+        assert (tmp_path / "logs" / "policy-1.txt").exists()
 
 
 def test_its_other_code_is_python() -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from tests.e2e.training import INLINE_LAUNCHER, Finished, placed, train
 
 IMAGES = "actor.model={kind: cnn, network: impala, channels: [8], hidden: [32]}"
@@ -46,6 +48,7 @@ def test_convolutions_learn_to_see_and_their_memory_is_what_was_planned(
     assert measured == predicted
 
 
+@pytest.mark.slow  # tests/contract/test_policies.py has its head, the test below its network
 def test_several_choices_at_once_are_learned(tmp_path: Path) -> None:
     run = learn(
         tmp_path,

@@ -35,7 +35,11 @@ def servers(monkeypatch: pytest.MonkeyPatch) -> Iterator[Servers]:
 
 @pytest.mark.parametrize(
     "launcher",
-    [INLINE_LAUNCHER, pytest.param("cluster.launcher=ray", marks=pytest.mark.ray)],
+    [
+        INLINE_LAUNCHER,
+        # A Ray that was joined, below, is the harder case.
+        pytest.param("cluster.launcher=ray", marks=[pytest.mark.ray, pytest.mark.slow]),
+    ],
 )
 def test_workers_reach_a_server_of_this_machine(
     launcher: str, tmp_path: Path, servers: Servers

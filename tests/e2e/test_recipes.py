@@ -82,12 +82,15 @@ def test_the_page_lists_all_recipes() -> None:
         assert f"`recipes/{recipe}.py`" in page
 
 
+# Of the recipes that run on Ray, all by one engine, the shortest run is among the tests that are not slow. Plans of all
+# are made there.
 @pytest.mark.ray
 def test_the_pipeline_fits_what_it_sees(tmp_path: Path) -> None:
     errors = _learned("pipeline", "env/error", tmp_path, 5)
     assert errors[-1] < 0.5 * errors[0]
 
 
+@pytest.mark.slow
 @pytest.mark.ray
 def test_ppo_raises_the_return(tmp_path: Path) -> None:
     returns = _learned("ppo", "rollout/return", tmp_path, 8)
@@ -101,6 +104,7 @@ def test_ppo_learns_to_balance(tmp_path: Path) -> None:
     assert returns[-1] > 200
 
 
+@pytest.mark.slow
 @pytest.mark.ray
 def test_evolution_raises_the_return(tmp_path: Path) -> None:
     returns = _learned("evolution", "rollout/return", tmp_path, 6)
@@ -118,6 +122,7 @@ def _distilled(folder: Path, iterations: int, *overrides: str) -> list[float]:
     return _learned("distillation", "actor/kl", folder, iterations, *models, *overrides)
 
 
+@pytest.mark.slow
 @pytest.mark.ray
 def test_a_student_comes_nearer_to_its_teacher(tmp_path: Path) -> None:
     kl = _distilled(tmp_path, 8)

@@ -52,7 +52,9 @@ def learn(
     return run
 
 
-@pytest.mark.parametrize("memory", ["gru", "lstm"])
+@pytest.mark.parametrize(
+    "memory", ["gru", pytest.param("lstm", marks=pytest.mark.slow)]
+)
 def test_what_was_seen_is_remembered_and_played_so(
     memory: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -24,7 +24,14 @@ def curve(run: Finished) -> list[list[float]]:
     return [[line[name] for name in CURVE] for line in run.metrics()]
 
 
-@pytest.mark.parametrize("more", [(), LORA], ids=["all weights", "lora"])
+@pytest.mark.parametrize(
+    "more",
+    [
+        pytest.param((), id="all weights"),
+        # Ranks go on from the state of factors in tests/contract/test_state.py.
+        pytest.param(LORA, id="lora", marks=pytest.mark.slow),
+    ],
+)
 def test_a_run_goes_on(more: tuple[str, ...], model: Path, tmp_path: Path) -> None:
     job = (*INLINE, *tiny(model), *SEEDED, *more)
     whole = train(

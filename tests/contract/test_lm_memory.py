@@ -13,10 +13,9 @@ MOST_ALIKE = (
     1.35  # the same of samples with tokens in common, which cost in attention alone
 )
 TABLES = 1 << 10  # bytes of rotary embeddings, which belong to no weight
-# One of each kind of worker, on one rank and on two; the rest takes minutes.
+# One of each kind of worker, on one rank and on two; the rest, with low-rank factors, takes minutes.
 DEFAULT = (
     "inputs of layers on the host",
-    "low-rank factors",
     "Adam on the host",
     "wide heads, a critic",
     "cut between two ranks",

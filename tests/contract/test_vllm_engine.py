@@ -222,7 +222,7 @@ def test_moves_on_a_gpu_are_steps_that_vllms_own_core_allows(
     assert moved == ["discard", "sleep", "wake_up", "wake_up", "discard", "wake_up"] * 2
 
 
-@pytest.mark.parametrize("level", [1, 2])
+@pytest.mark.parametrize("level", [pytest.param(1, marks=pytest.mark.slow), 2])
 def test_vllms_own_allocator_unmaps_and_maps_each_page_once(
     level: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:

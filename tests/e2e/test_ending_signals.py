@@ -227,11 +227,10 @@ def test_a_terminal_that_is_gone_costs_nothing_that_was_learned(
     assert [process.cmdline() for process in alive] == []
 
 
+@pytest.mark.slow  # the end of a terminal, above, is a signal to every process too
 @pytest.mark.ray
 @pytest.mark.timeout(LIMIT_S)
-@pytest.mark.parametrize(
-    "number", [signal.SIGUSR1, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)]
-)
+@pytest.mark.parametrize("number", [signal.SIGUSR1, signal.SIGTERM])
 def test_a_signal_to_every_process_of_a_run_saves(
     tmp_path: Path, number: signal.Signals
 ) -> None:

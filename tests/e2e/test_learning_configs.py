@@ -22,7 +22,14 @@ SMALL = (
 )
 
 
-@pytest.mark.parametrize("name", NEEDED)
+@pytest.mark.parametrize(
+    "name",
+    [
+        # test_recurrent_inline.py has runs with a memory.
+        pytest.param("cartpole_memory", marks=pytest.mark.slow),
+        *(name for name in NEEDED if name != "cartpole_memory"),
+    ],
+)
 def test_two_iterations_run(name: str, tmp_path: Path) -> None:
     if importlib.util.find_spec(NEEDED[name]) is None:
         pytest.skip(f"needs {NEEDED[name]}")

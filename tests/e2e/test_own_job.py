@@ -31,7 +31,7 @@ def test_the_first_job_of_the_page_runs_and_learns(tmp_path: Path) -> None:
     assert errors[-1] < 0.2
 
 
-@pytest.mark.slow  # the same engine on Ray as of the first; recipes, which are jobs as large, are tried too
+@pytest.mark.slow  # the same engine on Ray as of the first job
 @pytest.mark.ray
 def test_the_second_job_of_the_page_runs(tmp_path: Path) -> None:
     read_page(PAGE, tmp_path, shell(tmp_path), of="python my_job.py")

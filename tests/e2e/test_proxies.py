@@ -37,7 +37,6 @@ def servers(monkeypatch: pytest.MonkeyPatch) -> Iterator[Servers]:
     "launcher",
     [
         INLINE_LAUNCHER,
-        # A Ray that was joined, below, is the harder case.
         pytest.param("cluster.launcher=ray", marks=[pytest.mark.ray, pytest.mark.slow]),
     ],
 )
@@ -53,6 +52,7 @@ def test_workers_reach_a_server_of_this_machine(
     assert asked
 
 
+@pytest.mark.slow  # variables of workers of a Ray that is joined: test_worker_variables.py
 @pytest.mark.ray
 def test_workers_of_a_ray_that_was_joined_reach_it_too(
     tmp_path: Path, servers: Servers

@@ -82,8 +82,9 @@ def test_the_page_lists_all_recipes() -> None:
         assert f"`recipes/{recipe}.py`" in page
 
 
-# Of the recipes that run on Ray, all by one engine, the shortest run is among the tests that are not slow. Plans of all
-# are made there.
+# Plans of all recipes, and the run of the one without Ray, are among the tests that are not slow. The others run by the
+# engine that runs the first job of docs/own_job.md on Ray.
+@pytest.mark.slow
 @pytest.mark.ray
 def test_the_pipeline_fits_what_it_sees(tmp_path: Path) -> None:
     errors = _learned("pipeline", "env/error", tmp_path, 5)

@@ -24,8 +24,11 @@ SHORT = [
     *placed("0", "0", "0"),
     "runner.total_iterations=2",
 ]
-SOME = ("evaluate", "train")
-OTHERS = ("doctor", "export", "plan", "profile", "report", "runs", "search")
+SOME = (
+    "plan",
+    "train",
+)  # a command that starts at once, and the one that starts workers
+OTHERS = ("doctor", "evaluate", "export", "profile", "report", "runs", "search")
 COMMANDS = [
     *SOME,
     *(pytest.param(command, marks=pytest.mark.slow) for command in OTHERS),

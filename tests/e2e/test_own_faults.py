@@ -24,7 +24,6 @@ learner: {{folder: {folder}}}
 """
 
 
-@pytest.mark.slow  # one engine replaces ranks of every job: test_faults.py has that of simulators
 @pytest.mark.ray
 def test_no_sample_is_lost_or_learned_twice(tmp_path: Path) -> None:
     text = YAML.format(folder=tmp_path, iterations=ITERATIONS)

@@ -82,9 +82,7 @@ def test_the_page_lists_all_recipes() -> None:
         assert f"`recipes/{recipe}.py`" in page
 
 
-# Plans of all recipes, and the run of the one without Ray, are among the tests that are not slow. The others run by the
-# engine that runs the first job of docs/own_job.md on Ray.
-@pytest.mark.slow
+# Plans of all recipes, and the runs of two of them, are among the tests that are not slow.
 @pytest.mark.ray
 def test_the_pipeline_fits_what_it_sees(tmp_path: Path) -> None:
     errors = _learned("pipeline", "env/error", tmp_path, 5)

@@ -101,7 +101,10 @@ def iteration(
     for stage, begin, end in STAGES:
         if stage == "learn":
             usage.worked("actor", [0.25] * accelerators, [{}] * accelerators)
-        usage.stage_ended(stage, moves_s=0.0, seconds=end - begin)
+        sync_s = 0.0
+        if stage == "sync":
+            sync_s = end - begin
+        usage.stage_ended(stage, moves_s=0.0, seconds=end - begin, sync_s=sync_s)
     usage.iteration_ended(1.0)
     made.uses = usage.last
     return made

@@ -56,6 +56,13 @@ class Step:
     # If set, residency does not matter, and no utilisation is recorded.
     on_host: bool = False
     metrics_of: tuple[str, ...] | None = None
+    # Brings weights to other components by methods of the job. The engine's sending of weights needs no mark.
+    brings_weights: bool = False
+
+    @property
+    def is_sync(self) -> bool:
+        """Whether the seconds of the step count as sync in the use of accelerators."""
+        return self.brings_weights or self.sends_weights
 
     @property
     def sends_weights(self) -> bool:

@@ -478,6 +478,7 @@ class Loop:
                 self._enter(stage)
                 moves_s = self.clock.now() - entered
                 at_work = 0.0
+                sync_s = 0.0
                 sends = any(step.sends_weights for step in steps)
                 for step in steps:
                     # Releases of the next entry start behind the last step. A sender keeps its weights, since receivers
@@ -495,13 +496,17 @@ class Loop:
                     seconds = max(0.0, self.clock.now() - began_s - moving_s)
                     moves_s += moving_s
                     at_work += seconds
+                    if step.is_sync:
+                        sync_s += seconds
                     # A sub-stage counts for itself and for its stage.
                     for counted in {name, base_stage(name)}:
                         key = f"time/{counted.replace(' ', '_')}_s"
                         numbers[key] = numbers.get(key, 0.0) + seconds
                 self._wait(())
                 numbers["time/moves_s"] += moves_s
-                self.usage.stage_ended(stage, moves_s=moves_s, seconds=at_work)
+                self.usage.stage_ended(
+                    stage, moves_s=moves_s, seconds=at_work, sync_s=sync_s
+                )
                 self.log.stage(stage, self.clock.now() - entered)
         numbers["time/iteration_s"] = self.clock.now() - began
         numbers.update(self.usage.iteration_ended(numbers["time/iteration_s"]))
@@ -576,7 +581,9 @@ class Loop:
         if self._work.collects:
             counted = self._collected(pending, step)
         else:
-            results = self._wait(pending) if step.on_host else self._worked(pending)
+            # Sending weights counts as sync, and not as work of the stage.
+            uncounted = step.on_host or step.is_sync
+            results = self._wait(pending) if uncounted else self._worked(pending)
             counted = []
             for call, ranks in zip(step.calls, results, strict=True):
                 if step.metrics_of is None or call.component in step.metrics_of:
@@ -603,7 +610,8 @@ class Loop:
         for call in pending:
             # A component's waiting time counts once, even if it ran several methods.
             ranks = collected.pop(call.group.name, [{}] * len(call.calls))
-            self.usage.worked(call.group.name, call.seconds(), ranks)
+            if not step.is_sync:
+                self.usage.worked(call.group.name, call.seconds(), ranks)
             counted += ranks
         return counted
 

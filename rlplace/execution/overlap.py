@@ -270,7 +270,7 @@ class Overlap(Loop):
         pushing = [call for call in step.calls if call.component not in _GENERATING]
         pending = [self._asked(call, index) for call in pushing]
         self._generation.push(self.version)
-        return self._gather(pending)
+        return [rank for group in self._wait(pending) for rank in group]
 
     def _begin_generating(self, step: Step, index: int) -> list[Metrics]:
         """Start the scoring calls of a rollout step, and generation if an iteration is due. Return an empty list.

@@ -17,6 +17,8 @@ from rlplace.workers.launch.group import Pending
 
 # Methods of the rollout stage; where generation runs ahead, a later stage awaits them.
 _GENERATING = ("run", "generate")
+# Methods that send weights, and that receive weights.
+SENDING = ("push_weights", "pull_weights")
 KEPT = 3  # iterations whose calls are kept; a profile takes them one by one
 
 

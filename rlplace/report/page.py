@@ -16,7 +16,7 @@ from rlplace.report.record import RunRecord
 from rlplace.report.summary import is_custom, parts_of_training, steps_name
 from rlplace.report.timeline import LOOK
 from rlplace.report.trackers import FAILED, FINISHED, STOPPED
-from rlplace.report.utilisation import SYNC, bottleneck
+from rlplace.report.utilisation import bottleneck, only_sync
 from rlplace.units import plural, show_bytes
 
 _LOOK = (
@@ -330,7 +330,7 @@ def _uses(run: RunRecord) -> Rows:
     """Yield a table row for each stage about its seconds and accelerators at work. The columns are those of `_USE`."""
     for stage, row in run.summary.get("utilisation", {}).get("stages", {}).items():
         at_work = ""
-        if stage != SYNC:
+        if not only_sync(row["seconds"], row.get("sync_s", 0.0)):
             at_work = f"{row['at_work']:.1f}"
         planned = ""
         if row["planned_at_work"] is not None:

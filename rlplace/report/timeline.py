@@ -18,7 +18,6 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
-from rlplace.placement.schedule import base_stage
 from rlplace.placement.show.drawing import (
     colour,
     element,
@@ -28,8 +27,14 @@ from rlplace.placement.show.drawing import (
     title,
     width_of,
 )
-from rlplace.report.calls import IterationCalls, RankCall, clock_offsets, laps
-from rlplace.report.utilisation import SYNC, WAITING, shares_of
+from rlplace.report.calls import (
+    SENDING,
+    IterationCalls,
+    RankCall,
+    clock_offsets,
+    laps,
+)
+from rlplace.report.utilisation import WAITING, shares_of
 from rlplace.stopwatch import CallRecord
 
 # Sizes in pixels.
@@ -221,14 +226,16 @@ def _bars(
 ) -> Mapping[int, list[_Bar]]:
     """Return accelerator -> its bars, for the accelerators in `rows`.
 
-    `components`: in the order of the plan, which decides the colours. Of the calls in sync, only moves have bars,
-    because sync is drawn as a stage. `scale`: factor by which the printed seconds are multiplied.
+    `components`: in the order of the plan, which decides the colours. Of the calls in a stage that only sends weights,
+    only moves have bars, because such a stage is drawn as a whole. `scale`: factor by which the printed seconds are
+    multiplied.
     """
     offsets = clock_offsets(iterations)
     bars = defaultdict[int, list[_Bar]](list)
     for iteration in iterations:
+        syncs = _syncs(iteration)
         for call in iteration.calls:
-            if base_stage(call.stage) == SYNC and not _is_move(call):
+            if call.stage in syncs and not _is_move(call):
                 continue
             # Only calls on accelerators that are drawn, within the time that is drawn.
             offset_s = offsets[call.slot.node]
@@ -244,6 +251,11 @@ def _bars(
 
 def _is_move(call: RankCall) -> bool:
     return call.name.startswith("move ")
+
+
+def _syncs(iteration: IterationCalls) -> set[str]:
+    """Return the stages of an iteration that send weights and do nothing else."""
+    return {use.stage for use in iteration.uses if use.only_sync}
 
 
 def _bar(
@@ -268,6 +280,8 @@ def _bar(
     look = f"f{colour(components.index(component))}"
     if _is_move(call):
         look = "moves"
+    elif call.name in SENDING:
+        look = "sync"
     began_s = record.began_s + offset_s
     return _Bar(
         component=component,
@@ -331,7 +345,7 @@ def _draw(bar: _Bar, y: float, height: float, column: float) -> Iterator[str]:
     if width < _LEAST_WIDTH:
         return
     hint = title(bar.hint)
-    whole = len(bar.work) == 1 or bar.look == "moves"
+    whole = len(bar.work) == 1 or bar.look in ("moves", "sync")
     look = bar.look
     if not whole:
         look += " wait"
@@ -392,12 +406,13 @@ def _stages(
     """
     # x of the begin and the end of each name that is drawn
     taken: list[tuple[float, float]] = []
+    syncs = _syncs(shown)
     for stage in sorted(shown.stages, key=lambda stage: stage.began_s - stage.ended_s):
         x = axis.x(stage.began_s)
         width = axis.x(stage.ended_s) - x
         look = "idle"
-        if stage.stage == SYNC:
-            look = SYNC
+        if stage.stage in syncs:
+            look = "sync"
         box = f"h{width:.1f}v{_LANE}h{-width:.1f}z"
         boxes = "".join(f"M{x:.1f} {_y(row)}{box}" for row in range(rows))
         seconds = (stage.ended_s - stage.began_s) * scale

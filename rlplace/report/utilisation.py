@@ -6,9 +6,9 @@
                                               at work     idle
 
 Time at work is the time that ranks spend inside their methods, minus the waiting that they report
-(`<component>/wait_s`, `/put_s`). During moves and sync all components have to wait, so these times count fully, for
-every accelerator. A rank that waits for other ranks in a collective operation counts as at work, because its
-accelerator is busy meanwhile.
+(`<component>/wait_s`, `/put_s`). Sync is the sending of weights, in a stage of any name. During moves and sync all
+components have to wait, so these times count fully, for every accelerator. A rank that waits for other ranks in a
+collective operation counts as at work, because its accelerator is busy meanwhile.
 """
 
 from __future__ import annotations
@@ -37,21 +37,32 @@ Work = Mapping[int, Mapping[str, float]]
 class StageUse:
     """The use of accelerators in one stage, in one iteration or summed over several iterations.
 
-    `moves_s`: seconds of the moves before the stage. `seconds`: duration of the stage without these moves. `work`:
-    accelerator -> component -> seconds at work.
+    `moves_s`: seconds of the moves before the stage. `seconds`: duration of the stage without these moves. `sync_s`: of
+    this duration, the seconds in which weights were sent. `work`: accelerator -> component -> seconds at work.
     """
 
     stage: str
     moves_s: float
     seconds: float
+    sync_s: float = 0.0
     work: Work
+
+    @property
+    def within_s(self) -> float:
+        """Seconds in which the components of the stage work: those of the stage without the sending of weights."""
+        return self.seconds - self.sync_s
+
+    @property
+    def only_sync(self) -> bool:
+        """Whether the stage sends weights and does nothing else."""
+        return only_sync(self.seconds, self.sync_s)
 
     def busy_s(self, accelerator: int) -> float:
         """Return the seconds in which an accelerator was at work.
 
-        They are the sum over its components, but at most the seconds of the stage.
+        They are the sum over its components, but at most `within_s`.
         """
-        return min(self.seconds, sum(self.work.get(accelerator, {}).values()))
+        return min(self.within_s, sum(self.work.get(accelerator, {}).values()))
 
     def plus(self, other: StageUse) -> StageUse:
         """Return the sum of this use and `other`, which is a use of the same stage."""
@@ -64,8 +75,14 @@ class StageUse:
             stage=self.stage,
             moves_s=self.moves_s + other.moves_s,
             seconds=self.seconds + other.seconds,
+            sync_s=self.sync_s + other.sync_s,
             work=work,
         )
+
+
+def only_sync(seconds: float, sync_s: float) -> bool:
+    """Return whether a stage of `seconds` did nothing but send weights. `sync_s`: its seconds of sending."""
+    return sync_s > 0.0 and sync_s >= seconds
 
 
 class Usage:
@@ -74,8 +91,9 @@ class Usage:
     def __init__(self, occupancy: Occupancy, *, merged: bool = False) -> None:
         """Begin without any work.
 
-        `occupancy`: component -> accelerators of each of its ranks. `merged`: whether all stages except sync count as
-        one stage. This is needed if rollout runs ahead of learning, because it then reports its work only when it ends.
+        `occupancy`: component -> accelerators of each of its ranks. `merged`: whether all stages that do more than send
+        weights count as one stage. This is needed if rollout runs ahead of learning, because it then reports its work
+        only when it ends.
         """
         used: set[int] = set()
         for ranks in occupancy.values():
@@ -113,15 +131,24 @@ class Usage:
                 row = self._work.setdefault(accelerator, {})
                 row[component] = row.get(component, 0.0) + busy
 
-    def stage_ended(self, stage: str, *, moves_s: float, seconds: float) -> None:
+    def stage_ended(
+        self, stage: str, *, moves_s: float, seconds: float, sync_s: float = 0.0
+    ) -> None:
         """End a stage. All work that was added since the previous stage ended belongs to this stage.
 
         `moves_s`: seconds of the moves before the stage. `seconds`: duration of the stage without these moves.
+        `sync_s`: of this duration, the seconds in which weights were sent.
         """
         name = stage
-        if self._merged and stage != SYNC:
+        if self._merged and not only_sync(seconds, sync_s):
             name = MERGED
-        use = StageUse(stage=name, moves_s=moves_s, seconds=seconds, work=self._work)
+        use = StageUse(
+            stage=name,
+            moves_s=moves_s,
+            seconds=seconds,
+            sync_s=sync_s,
+            work=self._work,
+        )
         self._work = {}
         if name == MERGED and self._stages and self._stages[-1].stage == MERGED:
             use = self._stages.pop().plus(use)
@@ -160,13 +187,14 @@ class Usage:
         count = len(self.accelerators)
         stages: dict[str, dict[str, Any]] = {}
         for use in uses:
-            # Accelerators at work, on average over the seconds of the stage.
+            # Accelerators at work, on average over the seconds in which components work.
             at_work = 0.0
-            if use.seconds:
+            if use.within_s:
                 busy_s = sum(use.busy_s(a) for a in self.accelerators)
-                at_work = busy_s / use.seconds
+                at_work = busy_s / use.within_s
             stages[use.stage] = {
                 "seconds": use.seconds,
+                "sync_s": use.sync_s,
                 "moves_s": use.moves_s,
                 "at_work": at_work,
                 "planned_at_work": planned.get(use.stage),
@@ -183,9 +211,9 @@ class Usage:
         """Return stage -> seconds in which an accelerator was at work (`busy_s`) and idle (`idle_s`), without sync."""
         found = {}
         for stage, use in self._totals.items():
-            if stage != SYNC:
+            if not use.only_sync:
                 busy_s = use.busy_s(accelerator)
-                found[stage] = {"busy_s": busy_s, "idle_s": use.seconds - busy_s}
+                found[stage] = {"busy_s": busy_s, "idle_s": use.within_s - busy_s}
         return found
 
 
@@ -199,16 +227,16 @@ def shares_of(
     """
     # Seconds of all accelerators at work
     busy = 0.0
-    # Seconds of all stages but sync
+    # Seconds of all stages without the sending of weights
     within_s = 0.0
     moves_s = 0.0
     sync_s = 0.0
     for use in uses:
         moves_s += use.moves_s
-        if use.stage == SYNC:
-            sync_s += use.seconds
+        sync_s += use.sync_s
+        if use.only_sync:
             continue
-        within_s += use.seconds
+        within_s += use.within_s
         for accelerator in accelerators:
             busy += use.busy_s(accelerator)
     everything = len(accelerators) * seconds
@@ -230,7 +258,7 @@ def usage_rows(record: Mapping[str, Any]) -> list[tuple[str, str]]:
         return []
     stages = []
     for stage, row in record["stages"].items():
-        if stage == SYNC:
+        if only_sync(row["seconds"], row["sync_s"]):
             continue
         text = f"{stage} {row['at_work']:.1f}"
         if row["planned_at_work"] is not None:
@@ -320,9 +348,12 @@ def bottleneck(numbers: Mapping[str, float], works: Mapping[str, Sequence[str]])
         if seconds:
             known.add(stage)
     for stage in works:
-        if stage not in known:
-            metric = f"time/{stage.replace(' ', '_')}_s"
-            longest.append((numbers.get(metric, 0.0), stage))
+        # A stage that sends weights and works counts the sending for itself.
+        sending = f"{stage} weights"
+        for part in (stage, sending):
+            metric = f"time/{part.replace(' ', '_')}_s"
+            if part not in known and metric in numbers:
+                longest.append((numbers[metric], part))
     for part in ("moves", SYNC, "evaluate"):
         longest.append((numbers.get(f"time/{part}_s", 0.0), part))
     seconds, what = max(longest)

@@ -11,6 +11,14 @@ import pytest
 import torch
 
 from rlplace.config.schema import ClusterConfig, RunnerConfig
+from rlplace.contract.stages import (
+    Stage,
+    Work,
+    full,
+    needs_of_stages,
+    steps_of_stage,
+    weights,
+)
 from rlplace.errors import WorkerError, WorkerTimeout
 from rlplace.execution.faults import Fault, Recovery, StateLost
 from rlplace.execution.loop import Loop, _not_metrics
@@ -20,7 +28,7 @@ from rlplace.metrics import Metric, Metrics
 from rlplace.placement import Topology
 from rlplace.placement.language.slots import Slot
 from rlplace.placement.memory.ledger import MemoryCase
-from rlplace.placement.plan import plan_components
+from rlplace.placement.plan import Plan, plan_components
 from rlplace.placement.schedule import Residency, text_needs
 from rlplace.workers.launch.group import Call, Pending, WorkerGroup
 from rlplace.workers.worker import MoveReport
@@ -46,7 +54,9 @@ class Group:
 
     def __getattr__(self, method: str) -> Callable[..., Pending]:
         def call(*args: object) -> Pending:
-            word = args[0].word if isinstance(args[0], Residency) else method
+            word = method
+            if args and isinstance(args[0], Residency):
+                word = args[0].word
             self._log.append(f"{self.name} {word}")
             if method in self.fails:
                 self.fails.remove(method)
@@ -77,15 +87,20 @@ def loop(**apart: str) -> tuple[Loop, list[str]]:
         ),
         offload=tuple(where),
     )
+    return loop_of(layout, work(layout.needs))
+
+
+def loop_of(layout: Plan, calls: Work) -> tuple[Loop, list[str]]:
+    """Of a plan in which all components take turns, with these calls; and the log of its calls."""
     log: list[str] = []
     groups = {
         n: cast(WorkerGroup, Group(n, log, tuple(layout.placement.slots(n))))
-        for n in where
+        for n in layout.placement.components
     }
     case = MemoryCase(
         placement=layout.placement,
         needs=layout.needs,
-        offload=dict.fromkeys(where, True),
+        offload=dict.fromkeys(groups, True),
         demands={},
     )
     return Loop(
@@ -93,7 +108,7 @@ def loop(**apart: str) -> tuple[Loop, list[str]]:
         groups,
         MemoryMonitor(case),
         RunnerConfig(stage_timeout_s=1.0),
-        work(layout.needs),
+        calls,
     ), log
 
 
@@ -125,6 +140,30 @@ def test_an_iteration_goes_through_its_stages() -> None:
         1.0,
     )  # as if they had not been asked
     assert {"time/evaluate_s", "time/rollout_s", "time/learn_s"} <= set(numbers)
+
+
+def test_seconds_of_sending_weights_are_sync_in_a_stage_of_any_name() -> None:
+    stages = [
+        Stage("send", weights("actor", to="rollout")),
+        Stage("learn", weights("rollout", to="env"), full("actor").calls("learn")),
+    ]
+    where = dict.fromkeys(COMPONENTS, "0")
+    layout = plan_components(
+        ClusterConfig(component_placement=where),
+        Topology.uniform(1, 1, "emulated", 1 << 30),
+        needs=needs_of_stages(stages),
+        offload=COMPONENTS,
+    )
+    work_of_stages = Work(
+        stages={stage.name: steps_of_stage(stage, {}) for stage in stages},
+        trains=("learn",),
+        collects=True,
+    )
+    made, _ = loop_of(layout, work_of_stages)
+    made.iteration(0)
+    send, learn = made.usage.last
+    assert send.only_sync
+    assert 0.0 < learn.sync_s < learn.seconds
 
 
 def test_it_says_at_any_time_what_it_does_and_what_is_resident(

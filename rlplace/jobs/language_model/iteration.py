@@ -56,7 +56,9 @@ def _sync(needs: Needs) -> tuple[Step, ...]:
         return (weights,)
     # Both skip iterations that are not due.
     refresh = Step(
-        name="refresh", calls=(_both("actor", "refresh"), _both("reference", "refresh"))
+        name="refresh",
+        calls=(_both("actor", "refresh"), _both("reference", "refresh")),
+        brings_weights=True,
     )
     return (weights, refresh)
 

@@ -7,8 +7,10 @@ import xml.etree.ElementTree
 
 import pytest
 
+from rlplace.report.calls import StageTime
 from rlplace.report.timeline import render_timeline
-from tests.iterations import call, iteration, slot, spans
+from rlplace.report.utilisation import Usage
+from tests.iterations import BEGAN_S, call, iteration, slot, spans
 
 COMPONENTS = ["actor", "env", "rollout"]
 
@@ -104,6 +106,31 @@ def test_it_is_the_last_iteration_that_learned_or_the_first_where_generation_run
     )
     second.calls = [learned, generated._replace(record=first.calls[3].record)]
     assert "iteration 1: 1 s" in render_timeline([first, second], [0, 1], COMPONENTS)
+
+
+def test_sending_weights_is_drawn_as_sync_in_a_stage_of_any_name() -> None:
+    usage = Usage({"actor": [(0,)]})
+    usage.stage_ended("send", moves_s=0.0, seconds=0.1, sync_s=0.1)
+    usage.stage_ended("learn", moves_s=0.0, seconds=0.9, sync_s=0.2)
+    usage.iteration_ended(1.0)
+    made, at = iteration(0), slot("actor", 0, [0])
+    made.uses = usage.last
+    made.stages = [
+        StageTime("send", BEGAN_S, BEGAN_S + 0.1),
+        StageTime("learn", BEGAN_S + 0.1, BEGAN_S + 1.0),
+    ]
+    made.calls = [
+        call(at, "push_weights", "send", 0.0, 0.1),
+        call(at, "push_weights", "learn", 0.1, 0.3, spans(0.1, ("wait", 0.2))),
+        call(at, "learn", "learn", 0.3, 1.0),
+    ]
+    picture = render_timeline([made], [0], COMPONENTS)
+    stages = dict(re.findall(r'<path class="(sync|idle)"[^>]*><title>(\w+)', picture))
+    assert stages == {"sync": "send", "idle": "learn"}
+    assert [(look, title) for look, *_, title in boxes(picture)] == [
+        ("sync", "actor rank 0: push_weights, 0.2 s"),
+        ("f0", "actor rank 0: learn, 0.7 s"),
+    ]
 
 
 @pytest.mark.parametrize("accelerators", [8, 512])

@@ -5,7 +5,13 @@ from __future__ import annotations
 import pytest
 
 from rlplace.metrics import Metric
-from rlplace.report.utilisation import StageUse, Usage, overhead, usage_rows
+from rlplace.report.utilisation import (
+    StageUse,
+    Usage,
+    bottleneck,
+    overhead,
+    usage_rows,
+)
 
 OCCUPANCY = {
     "actor": [(0,), (1,), (2,), (3,)],
@@ -18,7 +24,7 @@ OCCUPANCY = {
 def iteration(usage: Usage) -> dict[str, float]:
     """Ten seconds: 1 of moves, 1 of sync, 4 of rollout, 3 of learning, 1 that no stage accounts for."""
     usage.worked("actor", [1.0] * 4, [{}] * 4)
-    usage.stage_ended("sync", moves_s=0.25, seconds=1.0)
+    usage.stage_ended("sync", moves_s=0.25, seconds=1.0, sync_s=1.0)
     usage.worked(
         "env",
         [4.0, 3.0],
@@ -64,6 +70,7 @@ def test_a_run_is_summed_by_stage_and_accelerator() -> None:
     assert record["accelerator_hours"] == pytest.approx(80 / 3600)
     assert record["stages"]["rollout"] == {
         "seconds": 8.0,
+        "sync_s": 0.0,
         "moves_s": 1.0,
         "at_work": pytest.approx(9 / 4),
         "planned_at_work": 4,
@@ -81,6 +88,42 @@ def test_a_run_is_summed_by_stage_and_accelerator() -> None:
             "rollout 2.2 (4), learn 4.0 (4)   accelerators at work, measured (planned)",
         ),
     ]
+
+
+def test_sending_weights_is_sync_in_a_stage_of_any_name() -> None:
+    usage = Usage({"actor": [(0,)]})
+    usage.stage_ended("send", moves_s=0.0, seconds=1.0, sync_s=1.0)
+    usage.worked("actor", [3.0], [{}])
+    usage.stage_ended("learn", moves_s=0.0, seconds=5.0, sync_s=2.0)
+    metrics = usage.iteration_ended(8.0)
+    assert metrics["util/sync_share"] == pytest.approx(3 / 8)
+    assert metrics["util/busy_share"] == pytest.approx(3 / 8)
+    assert metrics["util/bubble_share"] == 0.0
+    record = usage.record({})
+    # What a stage does besides sending is what its accelerators are at work for.
+    assert record["stages"]["learn"]["at_work"] == 1.0
+    assert record["by_accelerator"]["0"] == {"learn": {"busy_s": 3.0, "idle_s": 0.0}}
+    ((_, whole), (_, stages)) = usage_rows(record)
+    assert "sync 38%" in whole
+    assert stages.startswith("learn 1.0   ")
+
+
+def test_a_stage_called_sync_that_sends_nothing_is_no_sync() -> None:
+    usage = Usage({"actor": [(0,)]})
+    usage.worked("actor", [1.0], [{}])
+    usage.stage_ended("sync", moves_s=0.0, seconds=2.0)
+    metrics = usage.iteration_ended(2.0)
+    assert (metrics["util/sync_share"], metrics["util/busy_share"]) == (0.0, 0.5)
+
+
+def test_sending_in_a_stage_that_works_too_may_be_the_bottleneck() -> None:
+    numbers = {
+        "time/iteration_s": 4.0,
+        "time/learn_s": 1.0,
+        "time/learn_weights_s": 3.0,
+    }
+    text = bottleneck(numbers, {"learn": ("actor",)})
+    assert text == "learn weights, 3.00 of 4.00 s"
 
 
 def test_residents_that_work_at_once_do_not_make_an_accelerator_busier_than_the_stage() -> (
@@ -104,7 +147,7 @@ def test_residents_that_work_at_once_do_not_make_an_accelerator_busier_than_the_
 
 def test_where_generation_runs_ahead_all_stages_but_sync_count_as_one() -> None:
     usage = Usage({"actor": [(0,)], "rollout": [(1,)]}, merged=True)
-    usage.stage_ended("sync", moves_s=0.0, seconds=1.0)
+    usage.stage_ended("sync", moves_s=0.0, seconds=1.0, sync_s=1.0)
     usage.worked("actor", [3.0], [{}])
     usage.stage_ended("learn 1", moves_s=0.5, seconds=3.0)
     usage.worked("rollout", [4.0], [{}])

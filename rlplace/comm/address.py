@@ -15,6 +15,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import threading
+from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -134,11 +135,15 @@ class SpreadChannel(Channel):
         consumers: dict[str, None] = {}
         dead: dict[str, None] = {}
         depth_by_key: dict[str, int] = {}
+        put_by: Counter[str] = Counter()
+        taken_by: Counter[str] = Counter()
         for branch in branches:
             depth_by_key |= branch.depth_by_key
             producers |= dict.fromkeys(branch.producers)
             consumers |= dict.fromkeys(branch.consumers)
             dead |= dict.fromkeys(branch.dead)
+            put_by.update(branch.put_by)
+            taken_by.update(branch.taken_by)
         return ChannelStats(
             capacity_items=sum(branch.capacity_items for branch in branches),
             depth_items=sum(branch.depth_items for branch in branches),
@@ -153,6 +158,8 @@ class SpreadChannel(Channel):
             producers=tuple(producers),
             consumers=tuple(consumers),
             dead=tuple(dead),
+            put_by=put_by,
+            taken_by=taken_by,
             staleness_max=max(branch.staleness_max for branch in branches),
         )
 

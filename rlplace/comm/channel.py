@@ -17,7 +17,7 @@ import abc
 import dataclasses
 import math
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from numbers import Real
 from typing import TYPE_CHECKING, Any, Literal, Self
 
@@ -95,6 +95,9 @@ class ChannelStats:
     producers: tuple[str, ...] = ()  # every name that ever put
     consumers: tuple[str, ...] = ()
     dead: tuple[str, ...] = ()  # of these, whose process is known to have ended
+    # Name -> items that it has put, and items that it has taken, since the channel was made or reset
+    put_by: Mapping[str, int] = dataclasses.field(default_factory=dict)
+    taken_by: Mapping[str, int] = dataclasses.field(default_factory=dict)
     # Of all items that were put; between threads of a process nothing is copied
     bytes: int = 0
     staleness_max: int = 0  # largest (newest version put so far - version of the item) when an item was taken

@@ -61,6 +61,12 @@ def late(
         component = spec.target
     names = [f"{name} (dead)" if name in stats.dead else name for name in seen]
     gone = [name for name in seen if name in stats.dead]
+    # The ranks that a plan names for it, whether they have used the channel or not
+    awaited = "the producers"
+    if component:
+        awaited = f"ranks of {component}"
+    elif puts:
+        awaited = "the consumers"
     # What is known of them
     error = "unknown"
     if gone:
@@ -79,6 +85,8 @@ def late(
         waited_s=waited_s,
         items=stats.depth_by_key.get(key, 0),
         holding=holding(stats),
+        by=_by_worker(stats),
+        awaited=awaited,
         names=listed(names),
         component=component,
         channel=spec.name,
@@ -243,6 +251,15 @@ def holding(stats: ChannelStats) -> str:
     if stats.depth_by_key and set(stats.depth_by_key) != {""}:
         held += f" ({listed(f'{k!r}: {n}' for k, n in stats.depth_by_key.items())})"
     return held
+
+
+def _by_worker(stats: ChannelStats) -> str:
+    """Return a text that says how many items each worker has put, and how many each has taken."""
+    texts = []
+    for done, counts in (("put", stats.put_by), ("taken", stats.taken_by)):
+        found = [f"{count:,} by {name}" for name, count in counts.items()]
+        texts.append(f"{done} so far: {listed(found) or 'none'}")
+    return "; ".join(texts)
 
 
 def listed(names: Iterable[str]) -> str:

@@ -300,6 +300,7 @@ class QueueEnd(Channel):
             if not processes.alive(other)
         ]
         attachment.run(attachment.queue.end_of_processes, dead, time.monotonic())
+        attachment.run(attachment.queue.forget_dead_users)
 
     def stats(self) -> ChannelStats:
         attachment = self._attachment

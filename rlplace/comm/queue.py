@@ -268,6 +268,7 @@ class QueueMachine:
         words[line + t.LAST] = entry
         words[line + t.COUNT] = depth
         words[t.PUTS] += 1
+        words[words[entry + t.E_OWNER] + t.P_PUTS] += 1
         version = words[entry + t.E_VERSION]
         if version > words[t.NEWEST_VERSION]:
             words[t.NEWEST_VERSION] = version
@@ -368,6 +369,7 @@ class QueueMachine:
             words[line + t.FIRST] = entry
             words[line + t.COUNT] += 1
             words[t.GETS] -= 1
+            words[get.owner + t.P_GETS] -= 1
         self._confirm(get)
         self._wake(get.key + t.K_GETTERS, words[line + t.COUNT], now)
 
@@ -427,6 +429,7 @@ class QueueMachine:
                 words[t.STALENESS_MAX] = newest - version
         # Remote items count as unconfirmed until the client has received them
         words[t.GETS] += count
+        words[get.owner + t.P_GETS] += count
         if get.remote:
             words[t.UNCONFIRMED] += count
             words[get.owner + t.P_UNCONFIRMED] += count
@@ -751,6 +754,19 @@ class QueueMachine:
             ):
                 self._cancel(entry, now)
 
+    def forget_dead_users(self) -> None:
+        """Forget that dead participants have used the channel, because others of the same names may act in their place.
+
+        For use after a reset. The counts of items by participant start anew, too.
+        """
+        words = self.words
+        for participant in self.participants.all():
+            words[participant + t.P_PUTS] = 0
+            words[participant + t.P_GETS] = 0
+            if words[participant + t.P_DEAD]:
+                words[participant + t.P_PRODUCED] = 0
+                words[participant + t.P_CONSUMED] = 0
+
     def end_of_owner(self, owner: str) -> None:
         """Mark the worker `owner` of this process as dead in the channel. Its waits must have been withdrawn before."""
         self.words[self.participants.find(owner, owner, self.process) + t.P_DEAD] = 1
@@ -802,8 +818,21 @@ class QueueMachine:
             for record in keys:
                 items = words[record + t.K_ITEMS + t.COUNT]
                 depths[record] = items + words[record + t.K_RESERVED]
-        # A name is dead if no living process has it
+        # A name is dead if it has used the channel and no living process has it
         living = {name for p, name in names.items() if not words[p + t.P_DEAD]}
+        producers: dict[str, None] = {}
+        consumers: dict[str, None] = {}
+        put_by: dict[str, int] = {}
+        taken_by: dict[str, int] = {}
+        for participant, name in names.items():
+            if words[participant + t.P_PRODUCED]:
+                producers[name] = None
+            if words[participant + t.P_CONSUMED]:
+                consumers[name] = None
+            for counts, word in ((put_by, t.P_PUTS), (taken_by, t.P_GETS)):
+                if words[participant + word]:
+                    counts[name] = counts.get(name, 0) + words[participant + word]
+        users = {**producers, **consumers}
         return ChannelStats(
             capacity_items=self._capacity,
             depth_items=words[t.ITEMS],
@@ -815,18 +844,10 @@ class QueueMachine:
             consumer_wait_s=consumer_wait_s,
             waits=tuple(waits),
             depth_by_key={keys[key]: depth for key, depth in depths.items() if depth},
-            producers=tuple(
-                dict.fromkeys(
-                    name for p, name in names.items() if words[p + t.P_PRODUCED]
-                )
-            ),
-            consumers=tuple(
-                dict.fromkeys(
-                    name for p, name in names.items() if words[p + t.P_CONSUMED]
-                )
-            ),
-            dead=tuple(
-                dict.fromkeys(name for name in names.values() if name not in living)
-            ),
+            producers=tuple(producers),
+            consumers=tuple(consumers),
+            dead=tuple(name for name in users if name not in living),
+            put_by=put_by,
+            taken_by=taken_by,
             staleness_max=words[t.STALENESS_MAX],
         )

@@ -58,6 +58,7 @@ _FIRST_RECORD = REASON + 1 + MAX_REASON_BYTES // 8
 _LENGTH = 0  # bytes of the name
 PROCESS = 1  # 0 for a key
 P_PRODUCED, P_CONSUMED, P_DEAD, P_UNCONFIRMED = range(2, 6)
+P_PUTS, P_GETS = range(6, 8)  # items that it put and took since the last reset
 K_RESERVED = 2  # puts whose item is still to come
 K_ITEMS = 3  # line of entries
 K_GETTERS = 6  # line of waiting gets

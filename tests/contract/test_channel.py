@@ -303,6 +303,23 @@ def test_a_get_that_waited_in_vain_says_for_whom_and_takes_nothing(make: Make) -
     assert channel.get_nowait(key="1") == "b"
 
 
+def test_a_deadline_names_who_put_and_who_took_items(make: Make) -> None:
+    channel = make(source="env", target="rollout", timeout_s=BRIEF_S)
+    env = channel.named("env rank 0")
+    for item in "abc":
+        env.put(item)
+    channel.named("rollout rank 2").get_batch(2)
+    assert channel.named("rollout rank 0").get() == "c"
+    stats = channel.stats()
+    assert stats.put_by == {"env rank 0": 3}
+    assert stats.taken_by == {"rollout rank 2": 2, "rollout rank 0": 1}
+    with pytest.raises(ChannelTimeout) as caught:
+        channel.named("rollout rank 0").get()
+    text = str(caught.value)
+    assert "put so far: 3 by env rank 0; taken so far: 2 by rollout rank 2, 1" in text
+    assert "it waited for ranks of env, so far env rank 0" in text
+
+
 # ── versions ───────────────────────────────────────────────────────────────────────────────────────────
 
 
@@ -568,3 +585,20 @@ def test_an_item_outlives_its_producer(make: Make, size: int) -> None:
     with pytest.raises(ChannelTimeout, match=r"env rank 5 \(dead\)"):
         channel.get(key="other", timeout_s=BRIEF_S)
     assert channel.get().sum() == size
+
+
+@pytest.mark.parametrize("create", ["shared"], indirect=True)
+def test_a_name_is_not_dead_for_those_that_come_after_a_reset(make: Make) -> None:
+    channel = make(source="env")
+    assert in_child(channel.named("env rank 5").put, "a") == 0
+    channel.reset()
+    assert channel.stats().dead == ()
+    # Another process may act as env rank 5 by now; it has not used the channel.
+    with pytest.raises(ChannelTimeout) as caught:
+        channel.get(timeout_s=BRIEF_S)
+    assert "dead" not in str(caught.value)
+    assert "it waited for env, and none of its ranks has used" in str(caught.value)
+    assert "put so far: none" in str(caught.value)
+    channel.named("env rank 5").put("b")
+    assert channel.stats().producers == ("env rank 5",)
+    assert channel.get() == "b"

@@ -251,6 +251,10 @@ def _fail_together(
     Later calls of these groups raise this failure. `calls`: the calls that were waited for; at least one of them has
     failed.
     """
+    # Asked before the calls are given up: what the others did when a worker waited in vain
+    at_work = ""
+    if any(_waited_in_vain(call) for call in calls):
+        at_work = "; ".join(_places(_others_at_work(groups, calls)))
     for group in groups:
         group.cancel("a worker group it was waited for with failed")
     for group in groups:
@@ -264,10 +268,33 @@ def _fail_together(
         return failed[0].exception() or AssertionError(
             "a call that failed has an exception"
         )
+    if at_work and isinstance(first.cause, ChannelTimeout):
+        what = f"{first.what}\n  meanwhile at work: {at_work}"
+        first = dataclasses.replace(first, what=what)
+        first.__cause__ = first.cause
     for group in groups:
         if not group._closed:
             group.failure = first
     return first
+
+
+def _others_at_work(
+    groups: Iterable[WorkerGroup], calls: Sequence[Call]
+) -> list[WorkerHandle]:
+    """Return the workers of `groups` that run one of `calls`, without those of which a call has failed."""
+    failed = {call.slot for call in calls if call.done() and call.exception()}
+    running = {call.slot for call in _running(calls)} - failed
+    by_name = {group.name: group for group in groups}
+    places = sorted((slot.component, slot.rank) for slot in running)
+    return [by_name[component].handles[rank] for component, rank in places]
+
+
+def _waited_in_vain(call: Call) -> bool:
+    """Return whether a call has failed because a wait in a channel passed its deadline."""
+    if not call.done():
+        return False
+    error = call.exception()
+    return isinstance(error, WorkerError) and isinstance(error.cause, ChannelTimeout)
 
 
 def _blamed(calls: Iterable[Call]) -> WorkerError | None:
@@ -321,33 +348,15 @@ def deadline_passed(pending: Sequence[Pending], timeout_s: float) -> WorkerTimeo
     takes about a second if they do not answer.
     """
     late: dict[Pending, list[int]] = {}
-    # The running call of each worker; its later calls have not begun.
-    first = dict[Slot, Call]()
-    left = dict.fromkeys(call for p in pending for call in p.calls if not call.done())
-    for call in left:
-        first.setdefault(call.slot, call.work if call.work in left else call)
+    running = _running(call for p in pending for call in p.calls)
     for p in pending:
-        if ranks := [
-            call.slot.rank for call in p.calls if first.get(call.slot) is call
-        ]:
+        if ranks := [call.slot.rank for call in p.calls if call in running]:
             late[p] = ranks
     working = [
         f"{p.group.name} {plural(len(ranks), 'rank')} {','.join(map(str, sorted(ranks)))} in {p.calls[0].method}"
         for p, ranks in late.items()
     ]
-    asked = {
-        handle: handle.where()
-        for p, ranks in late.items()
-        for handle in (p.group.handles[r] for r in ranks)
-    }
-    concurrent.futures.wait(asked.values(), _ASK_S)
-    places: dict[str, list[str]] = {}
-    for handle, answer in asked.items():
-        place = "does not answer"
-        if answer.done() and answer.exception() is None:
-            place = answer.result() or "has not begun"
-        places.setdefault(place, []).append(handle.slot.owner)
-    lines = [f"{', '.join(owners)}: {place}" for place, owners in places.items()]
+    lines = _places(p.group.handles[r] for p, ranks in late.items() for r in ranks)
     waits = report(
         view(
             {name: channel for p in late for name, channel in p.group.channels.items()}
@@ -364,6 +373,28 @@ def deadline_passed(pending: Sequence[Pending], timeout_s: float) -> WorkerTimeo
         places="\n".join(lines),
     )
     return WorkerTimeout(late_call)
+
+
+def _running(calls: Iterable[Call]) -> set[Call]:
+    """Return the running call of each worker; its later calls have not begun."""
+    first = dict[Slot, Call]()
+    left = dict.fromkeys(call for call in calls if not call.done())
+    for call in left:
+        first.setdefault(call.slot, call.work if call.work in left else call)
+    return set(first.values())
+
+
+def _places(handles: Iterable[WorkerHandle]) -> list[str]:
+    """Return lines that say in which method, and at which source lines, workers are. Takes `_ASK_S` at most."""
+    asked = {handle: handle.where() for handle in handles}
+    concurrent.futures.wait(asked.values(), _ASK_S)
+    places: dict[str, list[str]] = {}
+    for handle, answer in asked.items():
+        place = "does not answer"
+        if answer.done() and answer.exception() is None:
+            place = answer.result() or "has not begun"
+        places.setdefault(place, []).append(handle.slot.owner)
+    return [f"{', '.join(owners)}: {place}" for place, owners in places.items()]
 
 
 class WorkerGroup:

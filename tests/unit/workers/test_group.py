@@ -12,6 +12,7 @@ from rlplace.comm.channel import ChannelSpec
 from rlplace.comm.ends import LocalChannel
 from rlplace.errors import (
     ChannelBroken,
+    ChannelTimeout,
     ClusterError,
     Problem,
     WorkerError,
@@ -122,6 +123,37 @@ def test_a_broken_channel_is_explained_by_another_error() -> None:
         wait_all(pending, timeout_s=30)
     assert rollout.group.failure is env.group.failure is raised.value
     assert all(h.cancelled.is_set() for h in (*env.handles, *rollout.handles))
+
+
+def test_a_wait_in_vain_tells_where_the_others_were() -> None:
+    env, rollout = Job("env"), Job("rollout")
+    for rank, handle in enumerate(env.handles):
+        handle.places = [f"step, at loop.py:{rank} in step"]
+    pending = [rollout.group.step(), env.group.step()]
+    env.handles[2].settle(Done(None))
+    late = ChannelTimeout(
+        Problem(code="channel-timeout", key="actions", what="waited 5.0 s")
+    )
+    rollout.handles[0].raises(late)
+    rollout.handles[1].settle(Done(None))
+    rollout.handles[2].settle(Done(None))
+    with pytest.raises(WorkerError) as raised:
+        wait_all(pending, timeout_s=30)
+    assert raised.value.cause is late
+    assert raised.value.what.endswith(
+        "\n  meanwhile at work: env rank 0: step, at loop.py:0 in step;"
+        " env rank 1: step, at loop.py:1 in step"
+    )
+    assert env.handles[2].asked == rollout.handles[1].asked == 0
+
+
+def test_other_failures_ask_no_worker_where_it_is() -> None:
+    env, rollout = Job("env"), Job("rollout")
+    pending = [rollout.group.step(), env.group.step()]
+    rollout.handles[0].raises(ValueError("bad action"))
+    with pytest.raises(WorkerError, match="bad action"):
+        wait_all(pending, timeout_s=30)
+    assert [handle.asked for handle in env.handles] == [0, 0, 0]
 
 
 def test_of_equal_failures_the_first_counts_and_what_we_stop_does_not() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from types import CodeType
 from typing import TYPE_CHECKING, Any
 
 from rlplace.contract.stages import ITERATION, PULL, PUSH, VERSION, Part
@@ -103,6 +104,60 @@ def unfilled(function: Any) -> list[str]:
         for parameter in _parameters(function)[filled:]
         if parameter.default is parameter.empty and parameter.kind not in variadic
     ]
+
+
+def called_components(job: Job) -> dict[str, list[str]]:
+    """Return component -> the stages that call a method of the component, in their order."""
+    found: dict[str, list[str]] = {}
+    for stage in job.stages:
+        for part in stage.parts:
+            if isinstance(part, Part) and part.methods:
+                found.setdefault(part.component, []).append(stage.name)
+    return found
+
+
+def declares_calls(job: Job) -> bool:
+    """Return whether the stages of a job say all its calls: its class has no `work` of its own."""
+    from rlplace.contract.job import Job
+
+    return type(job).work is Job.work
+
+
+def uses_channels_uncalled(worker: type) -> bool:
+    """Return whether a worker class may use a channel without a call of a stage, such as in `setup` or in a thread.
+
+    The names in the code of methods that the engine calls are followed to further methods of the class.
+    """
+    from rlplace.workers.worker import Worker
+
+    own_classes = worker.__mro__[: worker.__mro__.index(Worker)]
+    left = [name for name in dir(Worker) if defines(worker, name)]
+    seen: set[str] = set()
+    while left:
+        name = left.pop()
+        if name in seen:
+            continue
+        seen.add(name)
+        for each in own_classes:
+            used = _names_in(inspect.unwrap(each.__dict__.get(name)))
+            if "channel" in used:
+                return True
+            left += used
+    return False
+
+
+def _names_in(function: Any) -> set[str]:
+    """Return the names of attributes and globals in the code of a function, functions inside of it included.
+
+    Return an empty set for anything without Python code. `function`: a function, or its code.
+    """
+    code = getattr(function, "__code__", function)
+    if not isinstance(code, CodeType):
+        return set()
+    names = set(code.co_names)
+    for constant in code.co_consts:
+        names |= _names_in(constant)
+    return names
 
 
 def own_methods(worker: type) -> list[str]:

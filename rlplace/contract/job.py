@@ -152,6 +152,7 @@ class Job:
             plan,
             channels=(*channels, *sending),
             deliveries=tuple(copies),
+            warnings=(*plan.warnings, *rules.order_warnings(self)),
         )
 
     def memory(

@@ -10,7 +10,14 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from rlplace.checks.rule import Found, Rule, at_line, broken
-from rlplace.contract.classes import defines, own_methods, unfilled
+from rlplace.contract.classes import (
+    called_components,
+    declares_calls,
+    defines,
+    own_methods,
+    unfilled,
+    uses_channels_uncalled,
+)
 from rlplace.contract.stages import CONSTANT, RANKS, Channel, Part, Stage
 from rlplace.errors import Problem, did_you_mean
 from rlplace.placement.machines.topology import Ranges
@@ -270,8 +277,9 @@ def _unknown_components(case: JobStage) -> Iterator[Found]:
     for component in case.stage.residency:
         if component in components:
             continue
-        near = did_you_mean(component, components)
         sources = [t.source for t in case.stage.transfers if component in t.targets]
+        # A target is another component than its sender.
+        near = did_you_mean(component, [c for c in components if c not in sources])
         error = "in-stage"
         if near and sources:
             error = "misspelt-target"
@@ -288,6 +296,25 @@ def _unknown_components(case: JobStage) -> Iterator[Found]:
                 "near": near,
                 "components": ", ".join(components),
             },
+        )
+
+
+def _sent_to_itself(case: JobStage) -> Iterator[Found]:
+    """Yield a Found for each transfer of the stage that names one component as sender and as target."""
+    for transfer in case.stage.transfers:
+        name = transfer.source
+        if name not in transfer.targets:
+            continue
+        others = [target for target in transfer.targets if target != name]
+        right = ", ".join(f'"{other}"' for other in others)
+        if len(others) > 1:
+            right = f"[{right}]"
+        yield Found(
+            key=case.key,
+            got=f'weights("{name}", to="{name}")',
+            error="in-stage",
+            source=case.stage.place,
+            facts={"name": name, "right": right or '"<another component>"'},
         )
 
 
@@ -382,6 +409,7 @@ def _unknown_scales(case: JobStage) -> Iterator[Found]:
 
 _STAGE = (
     Rule(code="unknown-component", facts=_unknown_components),
+    Rule(code="weights-to-itself", facts=_sent_to_itself),
     Rule(code="empty-stage", facts=_no_components),
     Rule(code="missing-method", facts=_missing_methods),
     Rule(code="unfilled-argument", facts=_unfilled_arguments),
@@ -418,7 +446,7 @@ def _unknown_ends(job: Job) -> Iterator[Found]:
                 error = "misspelt-end-of-channel"
             yield Found(
                 key=f"channels.{channel.name}",
-                got=f'Channel("{channel.name}", "{channel.source}", "{channel.target}")',
+                got=_declared(channel),
                 error=error,
                 source=channel.place,
                 facts={
@@ -427,6 +455,40 @@ def _unknown_ends(job: Job) -> Iterator[Found]:
                     "components": ", ".join(components),
                 },
             )
+
+
+def _idle_ends(job: Job) -> Iterator[Found]:
+    """Yield a Found for each end of a channel whose component no stage calls, so that it neither puts nor takes.
+
+    A component that may use channels by itself, as in `setup`, is left out.
+    """
+    called = called_components(job)
+    for channel in job.channels:
+        ends = {"source": channel.source, "target": channel.target}
+        for error, component in ends.items():
+            kind: Any = job.components.get(component)
+            stages = [s.name for s in job.stages if component in s.residency]
+            # A component that is unknown, or that no stage names, is told by another rule.
+            if component in called or not stages or not _is_worker(kind):
+                continue
+            if uses_channels_uncalled(kind):
+                continue
+            yield Found(
+                key=f"channels.{channel.name}",
+                got=_declared(channel),
+                error=error,
+                source=channel.place,
+                facts={
+                    "component": component,
+                    "stages": ", ".join(stages),
+                    "method": next(iter(own_methods(kind)), "<method>"),
+                },
+            )
+
+
+def _declared(channel: Channel) -> str:
+    """Return the text that declares a channel."""
+    return f'Channel("{channel.name}", "{channel.source}", "{channel.target}")'
 
 
 def _without_room(job: Job) -> Iterator[Found]:
@@ -445,6 +507,44 @@ _CHANNELS = (
     Rule(code="channel-exists", facts=_equal_channels),
     Rule(code="unknown-component", facts=_unknown_ends),
     Rule(code="out-of-bounds", facts=_without_room),
+    Rule(code="channel-end-never-called", applies=declares_calls, facts=_idle_ends),
+)
+
+
+def order_warnings(job: Job) -> Iterator[Problem]:
+    """Yield a warning for each channel whose target is called only in stages before those that call its source."""
+    yield from broken(_ORDER, job)
+
+
+def _taken_before_put(job: Job) -> Iterator[Found]:
+    called = called_components(job)
+    order = [stage.name for stage in job.stages]
+    for channel in job.channels:
+        putting = called.get(channel.source)
+        taking = called.get(channel.target)
+        # Without a call of an end there is no order.
+        if not putting or not taking:
+            continue
+        first = min(putting, key=order.index)
+        last = max(taking, key=order.index)
+        if order.index(last) >= order.index(first):
+            continue
+        yield Found(
+            key=f"channels.{channel.name}",
+            got=_declared(channel),
+            source=channel.place,
+            facts={
+                "putter": channel.source,
+                "taker": channel.target,
+                "first": first,
+                "last": last,
+                "name": channel.name,
+            },
+        )
+
+
+_ORDER = (
+    Rule(code="taken-before-put", applies=declares_calls, facts=_taken_before_put),
 )
 
 

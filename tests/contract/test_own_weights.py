@@ -291,6 +291,7 @@ def test_without_facts_nothing_is_sent(threads: Cluster) -> None:
     with pytest.raises(WorkerError, match="weight-sync-unplanned") as error:
         group.pull_weights(0).wait()
     assert "facts_of(placement, weights=[('<source>', 'learner')])" in str(error.value)
+    assert 'Stage("sync", weights("<source>", to="learner"))' in str(error.value)
 
 
 def test_a_group_of_another_size_than_its_facts_say(threads: Cluster) -> None:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import threading
 from typing import Any
 
 import pytest
 
 from rlplace.contract.job import Job
-from rlplace.contract.rules import of_job
+from rlplace.contract.rules import of_job, order_warnings
 from rlplace.contract.stages import Channel, Stage, full, weights
 from rlplace.errors import Problem
 from rlplace.workers.worker import Worker
@@ -35,6 +36,43 @@ class Loaded(Player):
     """The other half."""
 
     def load_state(self, state: Any) -> Any: ...
+
+
+class Server(Player):
+    """Puts from a thread that no stage calls."""
+
+    def setup(self) -> None:
+        super().setup()
+        threading.Thread(target=self._serve, daemon=True).start()
+
+    def _serve(self) -> None:
+        def put() -> None:
+            self.channel("moves").put(1)
+
+        put()
+
+
+class ServerChild(Server):
+    """Inherits the thread, and extends what starts it."""
+
+    def setup(self) -> None:
+        super().setup()
+
+
+class Late(Player):
+    """Uses a channel in a method that only a stage would call."""
+
+    def setup(self) -> None:
+        self.rank_squared = self.rank**2
+
+    def serve(self) -> None:
+        self.channel("moves").put(1)
+
+
+class Calls(Job):
+    """Says its calls by itself."""
+
+    def work(self, config: Any, needs: Any) -> Any: ...
 
 
 class Greedy(Player):
@@ -76,6 +114,57 @@ def test_a_whole_job_breaks_no_rule() -> None:
     channel = Channel("moves", "player", "judge")
     both = Stage("work", full("player").calls("play"), full("judge").calls("play"))
     assert problems((both,), (channel,), player=Player, judge=Player) == []
+
+
+JUDGE_IDLE = (PLAY, Stage("idle", full("judge")))
+MOVES = (Channel("moves", "judge", "player"),)
+
+
+@pytest.mark.parametrize("kind", [Server, ServerChild])
+def test_a_component_that_puts_by_itself_needs_no_call(kind: type[Worker]) -> None:
+    assert problems(JUDGE_IDLE, MOVES, player=Player, judge=kind) == []
+
+
+def test_a_method_that_puts_needs_a_call_of_a_stage() -> None:
+    (found,) = problems(JUDGE_IDLE, MOVES, player=Player, judge=Late)
+    assert found.code == "channel-end-never-called"
+
+
+def test_a_job_that_says_its_calls_by_itself_needs_no_stage_for_them() -> None:
+    both = {"player": Player, "judge": Player}
+    job = Calls(components=both, stages=JUDGE_IDLE, channels=MOVES)
+    assert list(of_job(job, {})) == []
+
+
+@pytest.mark.parametrize(
+    ("order", "warned"), [(("judge", "player"), False), (("player", "judge"), True)]
+)
+def test_a_target_that_comes_before_its_source_is_a_warning(
+    order: tuple[str, str], warned: bool
+) -> None:
+    stages = [Stage(f"of {name}", full(name).calls("play")) for name in order]
+    both = {"player": Player, "judge": Player}
+    job = Job(components=both, stages=stages, channels=MOVES)
+    found = list(order_warnings(job))
+    assert bool(found) == warned
+    for warning in found:
+        assert (warning.code, warning.key) == ("taken-before-put", "channels.moves")
+        assert warning.what == (
+            "player takes in stage of player, and judge puts in stage of judge, which is behind it"
+        )
+        assert warning.source is not None
+        assert warning.source.file.endswith("test_declared_rules.py")
+
+
+def test_a_target_that_is_called_again_behind_its_source_is_no_warning() -> None:
+    stages = [
+        Stage("before", full("player").calls("play")),
+        Stage("judge", full("judge").calls("play")),
+        Stage("after", full("player").calls("play")),
+    ]
+    both = {"player": Player, "judge": Player}
+    job = Job(components=both, stages=stages, channels=MOVES)
+    assert list(order_warnings(job)) == []
 
 
 CASES: dict[str, tuple[dict[str, Any], str]] = {
@@ -146,9 +235,34 @@ CASES: dict[str, tuple[dict[str, Any], str]] = {
         'full("player")',
     ),
     "misspelt target": (
+        {
+            "stages": (PLAY, Stage("sync", weights("player", to=["judge", "juge"]))),
+            "player": Player,
+            "judge": Player,
+        },
+        "stages.sync: the job has no component 'juge', did you mean 'judge'? | juge | components: player, judge | "
+        'weights("player", to="judge")',
+    ),
+    "unknown target near its sender": (
         {"stages": (PLAY, Stage("sync", weights("player", to="plaier")))},
-        "stages.sync: the job has no component 'plaier', did you mean 'player'? | plaier | components: player | "
-        'weights("player", to="player")',
+        "stages.sync: the job has no component 'plaier' | plaier | components: player | "
+        'components={..., "plaier": <class of its workers>}',
+    ),
+    "weights to itself": (
+        {"stages": (PLAY, Stage("sync", weights("player", to="player")))},
+        'stages.sync: player cannot send its weights to itself | weights("player", to="player") | '
+        "ranks of one component have their process group to exchange weights | "
+        'weights("player", to="<another component>")',
+    ),
+    "weights to itself and others": (
+        {
+            "stages": (PLAY, Stage("sync", weights("player", to=["judge", "player"]))),
+            "player": Player,
+            "judge": Player,
+        },
+        'stages.sync: player cannot send its weights to itself | weights("player", to="player") | '
+        "ranks of one component have their process group to exchange weights | "
+        'weights("player", to="judge")',
     ),
     "constructor that asks for a key": (
         {"player": Greedy},
@@ -208,6 +322,29 @@ CASES: dict[str, tuple[dict[str, Any], str]] = {
         {"channels": (Channel("moves", "plaier", "player"),)},
         "channels.moves: the job has no component 'plaier', did you mean 'player'? | "
         'Channel("moves", "plaier", "player") | components: player; a channel without a reader fills up | player',
+    ),
+    "a source that no stage calls": (
+        {
+            "stages": (PLAY, Stage("idle", full("judge"))),
+            "channels": (Channel("moves", "judge", "player"),),
+            "player": Player,
+            "judge": Player,
+        },
+        "channels.moves: judge is to put into it, and no stage calls a method of judge | "
+        'Channel("moves", "judge", "player") | each get would wait until its deadline; judge is in idle, without '
+        'calls | full("judge").calls("play")        (in a stage beside or before the one that takes)',
+    ),
+    "a target that no stage calls": (
+        {
+            "stages": (PLAY, Stage("idle", full("judge"))),
+            "channels": (Channel("moves", "player", "judge"),),
+            "player": Player,
+            "judge": Bare,
+        },
+        "channels.moves: judge is to take from it, and no stage calls a method of judge | "
+        'Channel("moves", "player", "judge") | each put would wait until its deadline once the channel is full; judge '
+        'is in idle, without calls | full("judge").calls("<method>")        (in a stage beside or behind the one that '
+        "puts)",
     ),
     "no room": (
         {"channels": (Channel("moves", "player", "player", items=0),)},

@@ -139,7 +139,11 @@ def uses_channels_uncalled(worker: type) -> bool:
             continue
         seen.add(name)
         for each in own_classes:
-            used = _names_in(inspect.unwrap(each.__dict__.get(name)))
+            function = each.__dict__.get(name)
+            # A decorator may hide the function that it wraps.
+            while hasattr(function, "__wrapped__"):
+                function = function.__wrapped__
+            used = _names_in(function)
             if "channel" in used:
                 return True
             left += used

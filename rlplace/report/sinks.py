@@ -331,6 +331,8 @@ def open_sinks(
     repeats the later iterations. Raises OutputError if a file cannot be made, and ConfigError if the library of a sink
     is not installed.
     """
+    # A job without a name for its steps counts iterations alone.
+    with_steps = bool(console.steps)
     note = ""
     if "jsonl" in names:
         note = f"        ({METRICS_FILE} has every iteration)"
@@ -349,13 +351,14 @@ def open_sinks(
             if name == "console":
                 sinks.append(ConsoleSink(sys.stdout, console))
             elif name == "jsonl":
-                with_steps = bool(console.steps)
                 sinks.append(JsonSink(directory, append_to, with_steps))
             elif name == "tensorboard":
                 events = _events_file(directory, append_to, sizes or {})
                 sinks.append(functools.partial(_append_event, events))
             else:
-                tracker = TrackerSink(name, directory, config or {}, note)
+                tracker = TrackerSink(
+                    name, directory, config or {}, note, with_steps=with_steps
+                )
                 sinks.append(opened.enter_context(tracker))
         yield sinks
 

@@ -62,12 +62,14 @@ class RunInfo(NamedTuple):
     """The facts about a run that a tracker needs when it is opened.
 
     `folder`: the run's folder. `config`: the config, as in config.yaml. `run_id`: the tracker's own id of the run; None
-    if the tracker does not know the run yet.
+    if the tracker does not know the run yet. `with_steps`: False if the job's steps are its iterations, so that points
+    have no number of steps.
     """
 
     folder: Path
     config: Mapping[str, Any]
     run_id: str | None = None
+    with_steps: bool = True
 
     @property
     def name(self) -> str:
@@ -96,12 +98,16 @@ class Tracker(NamedTuple):
     table: Callable[[int, Samples], object]
 
 
-def _points(env_steps: int, metrics: Mapping[str, float]) -> dict[str, float]:
-    """Return name -> value for the curves at one iteration: the env steps, and all metrics that are finite.
+def _points(
+    info: RunInfo, env_steps: int, metrics: Mapping[str, float]
+) -> dict[str, float]:
+    """Return name -> value for the curves at one iteration: all metrics that are finite, and the env steps.
 
-    `env_steps`: number of env steps or answers since the run began.
+    `env_steps`: number of env steps or answers since the run began; left out if `info` says that steps are iterations.
     """
-    points = {"env_steps": float(env_steps)}
+    points: dict[str, float] = {}
+    if info.with_steps:
+        points["env_steps"] = float(env_steps)
     for name, value in metrics.items():
         if math.isfinite(value):
             points[name] = value
@@ -132,7 +138,7 @@ def _wandb(info: RunInfo) -> Tracker:
     )
 
     def log(iteration: int, steps: int, metrics: Mapping[str, float]) -> None:
-        run.log(_points(steps, metrics), step=iteration)
+        run.log(_points(info, steps, metrics), step=iteration)
 
     def attach(file: Path) -> None:
         run.save(str(file), base_path=str(info.folder), policy="now")
@@ -183,7 +189,7 @@ def _mlflow(info: RunInfo) -> Tracker:
     def log(iteration: int, steps: int, metrics: Mapping[str, float]) -> None:
         now_ms = int(time.time() * 1000)
         points = []
-        for metric, value in _points(steps, metrics).items():
+        for metric, value in _points(info, steps, metrics).items():
             points.append(Metric(metric, value, now_ms, iteration))
         client.log_batch(run, points)
 
@@ -232,7 +238,7 @@ def _swanlab(info: RunInfo) -> Tracker:
     )
 
     def log(iteration: int, steps: int, metrics: Mapping[str, float]) -> None:
-        run.log(_points(steps, metrics), step=iteration)
+        run.log(_points(info, steps, metrics), step=iteration)
 
     def attach(file: Path) -> None:
         run.save(str(file), base_path=str(info.folder), policy="now")
@@ -270,7 +276,7 @@ def _trackio(info: RunInfo) -> Tracker:
     )
 
     def log(iteration: int, steps: int, metrics: Mapping[str, float]) -> None:
-        run.log(_points(steps, metrics), step=iteration)
+        run.log(_points(info, steps, metrics), step=iteration)
 
     def attach(file: Path) -> None:
         artifact = f"{info.group}-{info.name}-{file.stem}"
@@ -380,15 +386,22 @@ class TrackerSink:
     """
 
     def __init__(
-        self, name: str, folder: Path, config: Mapping[str, Any], note: str = ""
+        self,
+        name: str,
+        folder: Path,
+        config: Mapping[str, Any],
+        note: str = "",
+        *,
+        with_steps: bool = True,
     ) -> None:
         """Open the tracker, or make the user's sink.
 
         `name`: a value of `runner.sinks`. `folder`, `config`: the run's folder and config. `note`: text to add to the
-        error that is printed if the sink fails, at the end of its suggested remedy. Raises OutputError if the file with
-        the tracker's state cannot be written.
+        error that is printed if the sink fails, at the end of its suggested remedy. `with_steps`: as in `RunInfo`.
+        Raises OutputError if the file with the tracker's state cannot be written.
         """
         self._name = name
+        self._with_steps = with_steps
         self._folder = folder
         self._config = config
         self._failure_note = note
@@ -445,7 +458,12 @@ class TrackerSink:
         """Return the tracker. Open it first if it is not open, and attach the first files."""
         if self._tracker is not None:
             return self._tracker
-        info = RunInfo(self._folder, self._config, self._sent["id"])
+        info = RunInfo(
+            self._folder,
+            self._config,
+            run_id=self._sent["id"],
+            with_steps=self._with_steps,
+        )
         with self._quiet(), _hooks_kept():
             opened = _opened(self._name, info)
         self._tracker = opened

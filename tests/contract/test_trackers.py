@@ -16,7 +16,7 @@ import pytest
 
 from rlplace.errors import ConfigError
 from rlplace.report import trackers
-from rlplace.report.sinks import open_sinks
+from rlplace.report.sinks import RUN_CONSOLE, Console, open_sinks
 from rlplace.report.trackers import TRACKERS, check_sinks, find_sink, pages
 from rlplace.signals import Stopped
 from tests import fake_trackers
@@ -57,10 +57,13 @@ def tracker(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def follow(
-    name: str, folder: Path, iterations: Iterator[int] | range
+    name: str,
+    folder: Path,
+    iterations: Iterator[int] | range,
+    console: Console = RUN_CONSOLE,
 ) -> dict[str, Any]:
     """Send iterations as a run does, and leave a report; return what is known of the tracker's run."""
-    with open_sinks([name], folder, config=CONFIG) as (sink,):
+    with open_sinks([name], folder, console, config=CONFIG) as (sink,):
         samples: Any = sink
         for i in iterations:
             samples.samples(
@@ -70,6 +73,16 @@ def follow(
             sink(i, i * 64, {"env/return": float(i), "actor/loss": math.nan})
         (folder / "report.html").write_text("<html></html>")
     return dict(json.loads((folder / "trackers" / f"{name}.json").read_text()))
+
+
+@pytest.mark.parametrize("name", TRACKERS)
+def test_a_job_whose_steps_are_its_iterations_sends_no_env_steps(
+    name: str, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fake_trackers.install(name, monkeypatch)
+    follow(name, folder, range(1, 3), Console("", ()))
+    points = [(i, {"env/return": float(i)}) for i in (1, 2)]
+    assert points == fake_trackers.POINTS
 
 
 def test_a_run_and_its_resumption_are_one_curve(

@@ -139,7 +139,7 @@ def uses_channels_uncalled(worker: type) -> bool:
             continue
         seen.add(name)
         for each in own_classes:
-            function = each.__dict__.get(name)
+            function: Any = each.__dict__.get(name)
             # A decorator may hide the function that it wraps.
             while hasattr(function, "__wrapped__"):
                 function = function.__wrapped__

@@ -19,9 +19,16 @@ from rlplace.placement.machines.topology import Topology
 from rlplace.placement.memory.case import count_shared
 from rlplace.placement.memory.declared import DeclaredDemand
 from rlplace.placement.memory.demands import Demand
-from rlplace.placement.memory.ledger import Measurements, MemoryCase, SharedMemory
+from rlplace.placement.memory.ledger import (
+    Measurements,
+    MemoryCase,
+    RankedMeasurements,
+    SharedMemory,
+    other_ranks,
+)
 from rlplace.placement.plan import Placed, Plan
 from rlplace.placement.schedule import Residency
+from rlplace.units import counted
 
 if TYPE_CHECKING:
     from rlplace.config.schema import Config
@@ -107,8 +114,12 @@ def memory_of(config: OpenConfig, plan: Plan, measured: Measurements) -> MemoryC
     """Return the inputs of the memory proof of a custom job, with the memory that the config declares.
 
     `measured`: component -> residency -> bytes per accelerator, as an earlier run measured them. The measured bytes are
-    used for components without declared bytes on accelerators.
+    used for components without declared bytes on accelerators. Bytes that were measured with more ranks than are
+    planned are not used, because a rank may hold more if there are fewer ranks.
     """
+    fewer = _fewer_ranks(plan, measured)
+    if isinstance(measured, RankedMeasurements):
+        measured = measured.without(fewer)
     demands: dict[str, Demand] = {}
     unknown: list[str] = []
     working = plan.schedule.needs
@@ -135,7 +146,7 @@ def memory_of(config: OpenConfig, plan: Plan, measured: Measurements) -> MemoryC
         demands=demands,
         measured=measured,
         unknown=tuple(unknown),
-        notes=tuple(_notes(config, plan, measured)),
+        notes=tuple(_notes(config, plan, measured, fewer)),
         shared=shared,
         reserve=config.engine.memory.reserve,
     )
@@ -157,8 +168,22 @@ def _as_measured(
     )
 
 
-def _notes(config: OpenConfig, plan: Plan, measured: Measurements) -> Iterator[str]:
-    """Yield a line of text for each component with unknown memory. The line says how to declare or measure it."""
+def _fewer_ranks(plan: Plan, measured: Measurements) -> dict[str, tuple[int, int]]:
+    """Return component -> its numbers of ranks (measured, planned), for those that have fewer than when measured."""
+    found = other_ranks(measured, plan.placement)
+    return {c: (then, now) for c, (then, now) in found.items() if now < then}
+
+
+def _notes(
+    config: OpenConfig,
+    plan: Plan,
+    measured: Measurements,
+    fewer: Mapping[str, tuple[int, int]],
+) -> Iterator[str]:
+    """Yield a line of text for each component with unknown memory. The line says how to declare or measure it.
+
+    `fewer`: the result of `_fewer_ranks`.
+    """
     for component in plan.placement.components:
         declared = config.components[component].memory
         if not plan.placement.accelerators(component):
@@ -169,6 +194,14 @@ def _notes(config: OpenConfig, plan: Plan, measured: Measurements) -> Iterator[s
                 )
             continue
         if _is_declared(declared) or component in measured:
+            continue
+        if component in fewer:
+            then, now = fewer[component]
+            yield (
+                f"{component}: measured with {counted(then, 'rank')}, planned with {now}: a rank may hold more, so "
+                f"nothing is proved; measure it with {now}, or declare it: "
+                f"{component}.memory: {{weights: <bytes>, full: <bytes>}}"
+            )
             continue
         yield (
             f"{component}: not known yet; a run measures it (memory.json in its folder, --measured), or declare it: "

@@ -643,9 +643,9 @@ def _report(
         count_active(placement, job.plan.schedule.needs)
     )
     ended |= {"machine": machine(), "versions": versions()}
-    write_whole(
-        folder / "memory.json", json.dumps(record_measurements(held), indent=1) + "\n"
-    )
+    ranks = {name: placement.world_size(name) for name in placement.components}
+    sizes = record_measurements(held, ranks)
+    write_whole(folder / "memory.json", json.dumps(sizes, indent=1) + "\n")
     write_whole(folder / "summary.json", json.dumps(ended, indent=1) + "\n")
     measured = observed.measured()
     if measured:

@@ -15,7 +15,7 @@ import dataclasses
 import functools
 import itertools
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import Any, Literal
 
 from rlplace.placement.language.hybrid import HybridComponentPlacement
@@ -37,6 +37,7 @@ from rlplace.placement.schedule import (
     base_stage,
     schedule_of,
 )
+from rlplace.units import counted
 
 # Value of `memory.reserve`: bytes, a share of each accelerator, or "auto", which depends on the accelerator's kind.
 Reserve = int | float | Literal["auto"]
@@ -47,6 +48,38 @@ SharedMemory = Mapping[str, Mapping[int, int]]
 Holds = Counter[tuple[str, Part | HostPart]]  # (component, purpose) -> bytes
 USUAL_RESERVE = 0.05  # of a GPU
 _NO_DEMAND = Footprint(held={residency: {} for residency in Residency})
+
+
+class RankedMeasurements(dict[str, Mapping[Residency, int]]):
+    """Measurements together with the number of ranks that each component had when it was measured."""
+
+    def __init__(self, sizes: Measurements, ranks: Mapping[str, int]) -> None:
+        """`ranks`: component -> its number of ranks; a component may be missing, if that is not known."""
+        super().__init__(sizes)
+        self.ranks = dict(ranks)
+
+    def without(self, components: Collection[str]) -> RankedMeasurements:
+        """Return the measurements without those of some components."""
+        left = {c: sizes for c, sizes in self.items() if c not in components}
+        return RankedMeasurements(left, self.ranks)
+
+
+def other_ranks(
+    measured: Measurements, placement: HybridComponentPlacement
+) -> dict[str, tuple[int, int]]:
+    """Return component -> its numbers of ranks (measured, planned), for components whose two numbers differ.
+
+    Components that are not placed, and those whose measured number of ranks is not known, are left out.
+    """
+    if not isinstance(measured, RankedMeasurements):
+        return {}
+    found = {}
+    for component in placement.components:
+        planned = placement.world_size(component)
+        then = measured.ranks.get(component, planned)
+        if measured.get(component) and then != planned:
+            found[component] = (then, planned)
+    return found
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -171,6 +204,8 @@ class MemoryLedger:
     measured: tuple[str, ...] = ()  # components that an earlier run measured
     # Components with unknown memory, counted as 0 bytes.
     uncounted: tuple[str, ...] = ()
+    # Component -> a text that says why its measured bytes may not be those of this plan
+    caveats: Mapping[str, str] = dataclasses.field(default_factory=dict)
     notes: tuple[str, ...] = ()
 
     @property
@@ -516,6 +551,7 @@ class MemoryCase:
             hosts=tuple(hosts),
             measured=tuple(c for c in components if self.measured.get(c)),
             uncounted=tuple(unknown),
+            caveats=self._caveats(),
             notes=(*self.notes, *note),
         )
 
@@ -539,6 +575,17 @@ class MemoryCase:
         return formula.corrected(
             self.measured.get(component, {}), self.unforeseen.get(component, {})
         )
+
+    def _caveats(self) -> dict[str, str]:
+        """Return component -> a caveat, for components that were measured with another number of ranks."""
+        found = {}
+        for component, (then, planned) in other_ranks(
+            self.measured, self.placement
+        ).items():
+            found[component] = (
+                f"measured with {counted(then, 'rank')}, planned with {planned}: what a rank holds may differ"
+            )
+        return found
 
     def counts(self, component: str) -> bool:
         """Return whether the bytes that a component holds on accelerators are known."""

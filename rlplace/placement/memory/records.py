@@ -14,7 +14,13 @@ from typing import Any
 from rlplace.codes import config_error, problem
 from rlplace.config.yaml_text import show
 from rlplace.errors import ConfigError, Problem
-from rlplace.placement.memory.ledger import Account, Load, Measurements, MemoryLedger
+from rlplace.placement.memory.ledger import (
+    Account,
+    Load,
+    Measurements,
+    MemoryLedger,
+    RankedMeasurements,
+)
 from rlplace.placement.schedule import Residency
 from rlplace.tables import chapter, indented, table
 from rlplace.units import byte_unit, clipped, plural, show_bytes
@@ -72,7 +78,11 @@ def verdict(ledger: MemoryLedger) -> str:
     word = "fits" if ledger.fits else "does not fit"
     if ledger.fits and ledger.uncounted:
         word = f"not known of {', '.join(ledger.uncounted)}, the others fit"
-    return f"memory: {word}; tightest {where} of {show_room(tightest)}{lacking}"
+    # Bytes that were measured with other ranks prove with a caveat.
+    caveats = "".join(f"\n  {c}: {why}" for c, why in ledger.caveats.items())
+    return (
+        f"memory: {word}; tightest {where} of {show_room(tightest)}{lacking}{caveats}"
+    )
 
 
 def show_room(account: Account) -> str:
@@ -226,6 +236,7 @@ def ledger_record(ledger: MemoryLedger) -> dict[str, Any]:
         "lacking": [
             {"component": component, "why": why} for component, why in ledger.lacking
         ],
+        "caveats": dict(ledger.caveats),
         "notes": list(ledger.notes),
     }
 
@@ -253,13 +264,18 @@ def _load(load: Load) -> dict[str, Any]:
     }
 
 
-def record_measurements(measured: Measurements) -> dict[str, object]:
-    """Return measurements as plain values for a JSON file. `read_measurements` reads them back."""
+def record_measurements(
+    measured: Measurements, ranks: Mapping[str, int]
+) -> dict[str, object]:
+    """Return measurements as plain values for a JSON file. `read_measurements` reads them back.
+
+    `ranks`: component -> the number of ranks with which it was measured.
+    """
     components = {
         c: {r.word: size for r, size in sorted(found.items())}
         for c, found in measured.items()
     }
-    return {_VERSION_KEY: _VERSION, "components": components}
+    return {_VERSION_KEY: _VERSION, "components": components, "ranks": dict(ranks)}
 
 
 def read_measurements(record: object, *, key: str = "measured") -> Measurements:
@@ -290,9 +306,14 @@ def read_measurements(record: object, *, key: str = "measured") -> Measurements:
             else:
                 place = f"{key}.components.{component}"
                 problems.append(_not_measured(place, word, size))
+    # Files of earlier versions have no ranks.
+    ranks: dict[str, int] = {}
+    for component, count in _block(record.get("ranks", {})).items():
+        if isinstance(count, int) and not isinstance(count, bool) and count > 0:
+            ranks[str(component)] = count
     if problems:
         raise ConfigError(problems)
-    return found
+    return RankedMeasurements(found, ranks)
 
 
 def _not_measured(key: str, word: object, size: object) -> Problem:

@@ -242,7 +242,7 @@ def _weighs(ledger: MemoryLedger, component: str) -> list[str]:
         known += size + host
         rows.append((level.word, show_bytes(size), f"host {show_bytes(host)}"))
     if not known:
-        return ["not known"]
+        return ["not known", *_memory_notes(ledger, component)]
 
     # Working memory comes on top of what a component holds in full.
     working: dict[str, Mapping[Part, int]] = {}
@@ -252,7 +252,15 @@ def _weighs(ledger: MemoryLedger, component: str) -> list[str]:
         names = ", ".join(part.value for part in parts)
         extra = show_bytes(sum(parts.values()))
         rows.append((f"working in {stage}", f"+ {extra}", names))
-    return table(rows)
+    lines = table(rows)
+    if component in ledger.caveats:
+        lines.append(ledger.caveats[component])
+    return lines
+
+
+def _memory_notes(ledger: MemoryLedger, component: str) -> list[str]:
+    """Return the notes of the ledger that begin with the name of a component."""
+    return [note for note in ledger.notes if note.startswith(f"{component}: ")]
 
 
 def explain_pair(plan: Plan, one: Rank, other: Rank) -> str:

@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 from rlplace import Job, Stage, Worker, full
 from rlplace.config.open_job import JOB
 from rlplace.execution.memory_monitor import MemoryMonitor
 from rlplace.placement.memory.ledger import Measurements
+from rlplace.placement.memory.records import (
+    ledger_record,
+    read_measurements,
+    record_measurements,
+)
 from rlplace.placement.schedule import Residency
+from rlplace.placement.show.explain import explain_component
 from rlplace.placement.show.text import render_text
 from rlplace.report.summary import compare_memory, summary_text
 from rlplace.runtime.prepare import Prepared, prepare
@@ -86,6 +93,57 @@ def test_what_was_measured_on_accelerators_is_on_the_host_while_it_is_off_them()
     assert host.worst.of("actor") == 8 * GIB
     assert host.worst.moment.stage == "play"
     assert "replay.memory.host: <bytes>" in " ".join(found.case.ledger().notes)
+
+
+def planned_with(then: int, now: int) -> Prepared:
+    """A plan with `now` ranks of the actor, which was measured with `then`."""
+    sizes = {
+        "actor": {Residency.OFF: 0, Residency.FULL: 8 * GIB},
+        "rollout": {Residency.OFF: 0, Residency.FULL: 2 * GIB},
+    }
+    ranks = {"actor": then, "rollout": 1}
+    record = json.loads(json.dumps(record_measurements(sizes, ranks)))
+    cluster = {
+        "nodes": [{"accelerators": 4, "memory": "24GiB", "host_memory": "100GiB"}],
+        "accelerator": {"kind": "emulated"},
+        "component_placement": {
+            "actor": f"0-{now - 1}",
+            "rollout": "0",
+            "replay": "cpu",
+        },
+    }
+    return prepared(read_measurements(record), cluster=cluster)
+
+
+def test_memory_measured_with_fewer_ranks_proves_with_a_caveat() -> None:
+    found = planned_with(2, 4)
+    ledger = found.case.ledger()
+    caveat = "measured with 2 ranks, planned with 4: what a rank holds may differ"
+    assert ledger.caveats == {"actor": caveat}
+    assert ledger.measured == ("actor", "rollout")
+    assert "actor" not in ledger.uncounted
+    text = " ".join(render_text(found.view).split())
+    assert f"actor: {caveat}" in text
+    assert caveat in explain_component(found.view, "actor")
+    assert "measured with" not in explain_component(found.view, "rollout")
+    assert ledger_record(ledger)["caveats"] == {"actor": caveat}
+
+
+def test_memory_measured_with_more_ranks_proves_nothing() -> None:
+    found = planned_with(4, 2)
+    ledger = found.case.ledger()
+    assert ledger.uncounted == ("actor", "replay")
+    assert ledger.measured == ("rollout",)
+    note = "actor: measured with 4 ranks, planned with 2: a rank may hold more"
+    assert note in " ".join(render_text(found.view).split())
+    assert note in explain_component(found.view, "actor")
+
+
+def test_memory_measured_with_the_same_ranks_needs_no_caveat() -> None:
+    assert not planned_with(2, 2).case.ledger().caveats
+    # Files of earlier versions do not say how many ranks there were.
+    record = {"rlplace_memory": 1, "components": {"actor": {"full": GIB}}}
+    assert not prepared(read_measurements(record)).case.ledger().caveats
 
 
 def test_a_summary_says_which_memory_was_not_known() -> None:

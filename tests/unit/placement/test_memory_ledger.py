@@ -220,7 +220,7 @@ def test_a_sync_past_the_host_holds_buckets_where_they_are_filled_and_a_copy_whe
 def test_measured_numbers_win() -> None:
     plan, config = ppo()
     record = json.loads(
-        json.dumps(record_measurements({"actor": {FULL: 3 * GIB, OFF: 7}}))
+        json.dumps(record_measurements({"actor": {FULL: 3 * GIB, OFF: 7}}, {}))
     )
     ledger = memory_case(plan, config, PENDULUM, read_measurements(record)).ledger()
     formula = memory_case(plan, config, PENDULUM).ledger()

@@ -65,10 +65,11 @@ class Teacher(Worker):
         answers = []
         for _ in range(self.world_size_of("rollout")):
             answers += self.channel("answers").get(key=str(self.rank))
+        whole = [[*prompt, *tokens] for prompt, tokens, _ in answers]
         scored = []
-        for prompt, tokens, logprobs in answers:
-            scores = self.engine.logprobs([*prompt, *tokens])[len(prompt) - 1 :]
-            scored.append((prompt, tokens, logprobs, torch.as_tensor(scores)))
+        for answer, scores in zip(answers, self.engine.logprobs_of(whole), strict=True):
+            of_answer = torch.as_tensor(scores[len(answer[0]) - 1 :])
+            scored.append((*answer, of_answer))
         learners = self.world_size_of("actor")
         for rank in range(learners):
             self.channel("scored").put(scored[rank::learners], key=str(rank))

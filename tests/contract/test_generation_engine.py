@@ -78,6 +78,21 @@ class Sampler(Worker):
     def score(self, tokens: list[int]) -> Any:
         return self.engine.logprobs(tokens)
 
+    def score_all(self, sequences: Any, **options: Any) -> Any:
+        return self.engine.logprobs_of(sequences, **options)
+
+    def passes(self, sequences: Any, token_budget: int) -> list[tuple[int, int]]:
+        """Rows and tokens of each forward pass of transformers."""
+        shapes: list[tuple[int, int]] = []
+        engine: Any = self.engine._engine
+        hook = engine._model.register_forward_pre_hook(
+            lambda model, args, given: shapes.append((*given["input_ids"].shape,)),
+            with_kwargs=True,
+        )
+        self.engine.logprobs_of(sequences, token_budget=token_budget)
+        hook.remove()
+        return shapes
+
     def state(self) -> tuple[Residency, int | None]:
         return self.engine.residency, self.engine.version
 
@@ -221,6 +236,39 @@ def test_a_frozen_engine_has_the_weights_of_its_folder(
         (scored,) = sampler.score(tokens).wait()
         assert np.abs(scored - expected).max() < CLOSE
         sampler.offload().wait()
+
+
+SEQUENCES = [[*PROMPTS[0], 17, 130], [9], PROMPTS[1], [7, 8, 9, 10, 11, 12, 13], [3, 4]]
+
+
+@pytest.mark.parametrize("token_budget", [1, 8, 14, 1000])
+def test_sequences_scored_together_have_the_values_of_each_alone(
+    cluster: Cluster, folder: Path, engine: str, token_budget: int
+) -> None:
+    learner, sampler = pair(cluster, folder, engine=engine)
+    sync(learner, sampler, 0)
+    (together,) = sampler.score_all(SEQUENCES, token_budget=token_budget).wait()
+    assert [len(scores) for scores in together] == [len(s) - 1 for s in SEQUENCES]
+    for sequence, scores in zip(SEQUENCES, together, strict=True):
+        if len(sequence) > 1:
+            (alone,) = sampler.score(sequence).wait()
+            (expected,) = learner.score(sequence).wait()
+            assert np.abs(scores - alone).max() < 1e-5
+            assert np.abs(scores - expected).max() < CLOSE
+    assert sampler.score_all([]).wait() == [[]]
+
+
+def test_sequences_share_passes_up_to_the_budget(
+    cluster: Cluster, folder: Path
+) -> None:
+    learner, sampler = pair(cluster, folder, engine="transformers")
+    sync(learner, sampler, 0)
+    passes = sampler.passes(SEQUENCES, 14).wait()
+    assert passes == [[(2, 7), (3, 3)]]
+    assert sampler.passes(SEQUENCES, 1).wait() == [
+        [(1, 7), (1, 6), (1, 3), (1, 2), (1, 1)]
+    ]
+    assert sampler.passes(SEQUENCES, 1000).wait() == [[(5, 7)]]
 
 
 def test_draws_follow_from_seed_iteration_and_rank(

@@ -18,7 +18,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Literal, Protocol
+from typing import TYPE_CHECKING, Literal, Protocol, runtime_checkable
 
 from rlplace.codes import config_error, problem
 from rlplace.config.schema import TextEnvConfig, TextRolloutConfig
@@ -220,6 +220,19 @@ class TextEngine(Engine, Protocol):
         """Return log p(tokens[i] | tokens[:i]) for each i >= 1, by the loaded weights, at temperature 1.
 
         A weight sync is verified with these numbers.
+        """
+
+
+@runtime_checkable
+class BatchScorer(Protocol):
+    """A TextEngine that computes log-probabilities of several sequences in one pass. An engine need not be one."""
+
+    def logprobs_of(
+        self, sequences: Sequence[Sequence[int]], token_budget: int
+    ) -> Sequence[Sequence[float]]:
+        """Return the result of `logprobs` for each of the sequences.
+
+        `token_budget`: the most tokens of a pass, padding included; a longer sequence has a pass of its own.
         """
 
 

@@ -22,7 +22,7 @@ from rlplace.config.engines import TextRolloutConfig
 from rlplace.errors import ConfigError, Problem, WorkerMisuse
 from rlplace.placement.schedule import Residency
 from rlplace.tokens import Completion, Request
-from rlplace.workers.engines.contract import EngineSettings, Weights
+from rlplace.workers.engines.contract import BatchScorer, EngineSettings, Weights
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 
 _NAME = "GenerationEngine"
 _FROZEN_VERSION = 0
+_TOKEN_BUDGET = 4096  # tokens of a pass that scores several sequences
 
 
 class GenerationEngine:
@@ -197,6 +198,23 @@ class GenerationEngine:
         """
         given = [int(token) for token in tokens]
         return np.asarray(self._engine.logprobs(given), np.float32)
+
+    def logprobs_of(
+        self, sequences: Sequence[Sequence[int]], *, token_budget: int = _TOKEN_BUDGET
+    ) -> list[NDArray[np.float32]]:
+        """Return the result of `logprobs` for each of the sequences, with several sequences in a forward pass.
+
+        `token_budget`: the most tokens of a pass, padding included; a longer sequence has a pass of its own. An engine
+        of one's own without `logprobs_of`, and a vLLM server, take a pass for each sequence. Raises NotResident as
+        `logprobs` does.
+        """
+        given = [[int(token) for token in tokens] for tokens in sequences]
+        scores: Sequence[Sequence[float]]
+        if isinstance(self._engine, BatchScorer):
+            scores = self._engine.logprobs_of(given, token_budget)
+        else:
+            scores = [self._engine.logprobs(tokens) for tokens in given]
+        return [np.asarray(each, np.float32) for each in scores]
 
 
 def _settings_of(

@@ -387,12 +387,41 @@ class TransformersEngine(ModuleEngine):
                 self._active[row] = last
         return taken[::-1]
 
-    @torch.inference_mode()
     def logprobs(self, tokens: Sequence[int]) -> Sequence[float]:
+        (scores,) = self.logprobs_of([tokens], len(tokens))
+        return scores
+
+    @torch.inference_mode()
+    def logprobs_of(
+        self, sequences: Sequence[Sequence[int]], token_budget: int
+    ) -> Sequence[Sequence[float]]:
+        """Return the result of `logprobs` for each of the sequences.
+
+        `token_budget`: the most tokens of a pass, padding included; a longer sequence has a pass of its own.
+        """
         require(self, self._owner, "logprobs", needs=Residency.WEIGHTS)
-        given = torch.tensor(list(tokens), device=self._torch_device)
-        logits = self._model(input_ids=given[None], use_cache=False).logits[0, :-1]
-        return logits.float().log_softmax(-1).gather(-1, given[1:, None])[:, 0].tolist()
+        scores: list[list[float]] = [[] for _ in sequences]
+        lengths = [len(sequence) for sequence in sequences]
+        for batch in batches_of(lengths, token_budget):
+            # Padding stands behind the tokens, so that no token attends to it.
+            longest = max(lengths[number] for number in batch)
+            given = torch.zeros(len(batch), longest, dtype=torch.long)
+            mask = torch.zeros_like(given)
+            for row, number in enumerate(batch):
+                given[row, : lengths[number]] = torch.tensor(list(sequences[number]))
+                mask[row, : lengths[number]] = 1
+            given = given.to(self._torch_device)
+            padded: dict[str, Tensor] = {}
+            if not mask.all():
+                padded["attention_mask"] = mask.to(self._torch_device)
+            logits = self._model(input_ids=given, use_cache=False, **padded).logits
+            # One row at a time, so that logits in fp32 are never those of the whole batch.
+            for row, number in enumerate(batch):
+                last = lengths[number]
+                chosen = given[row, 1:last, None]
+                found = logits[row, : last - 1].float().log_softmax(-1)
+                scores[number] = found.gather(-1, chosen)[:, 0].tolist()
+        return scores
 
     def drop(self) -> None:
         self._active = []
@@ -401,6 +430,22 @@ class TransformersEngine(ModuleEngine):
     def close(self) -> None:
         self.drop()
         super().close()
+
+
+def batches_of(lengths: Sequence[int], token_budget: int) -> list[list[int]]:
+    """Return the numbers of sequences, from 0, in batches of similar lengths, the longest first.
+
+    `lengths`: tokens of each sequence. `token_budget`: the most tokens of a batch in which each sequence is padded to
+    the longest; a longer sequence is a batch of its own.
+    """
+    batches: list[list[int]] = []
+    most = 0
+    for number in sorted(range(len(lengths)), key=lambda at: -lengths[at]):
+        if not batches or len(batches[-1]) >= most:
+            batches.append([])
+            most = max(1, token_budget // max(1, lengths[number]))
+        batches[-1].append(number)
+    return batches
 
 
 # ── keys and values ──────────────────────────────────────────────────────────────────────────────────────────────────

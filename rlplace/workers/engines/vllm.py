@@ -355,13 +355,29 @@ class VllmEngine:
 
         Answers in flight advance at the same time. Those that finish are returned by the next `step`.
         """
+        (scores,) = self.logprobs_of([tokens], len(tokens))
+        return scores
+
+    def logprobs_of(
+        self, sequences: Sequence[Sequence[int]], token_budget: int
+    ) -> Sequence[Sequence[float]]:
+        """Return the result of `logprobs` for each of the sequences.
+
+        `token_budget` is not used: vLLM reads prompts in steps of `step_tokens` tokens at most.
+        """
         require(self, self._owner, "logprobs", needs=Residency.FULL)
-        check_length(self._owner, len(tokens), self._settings.context)
-        self._add([int(token) for token in tokens], max_tokens=1, prompt_logprobs=0)
-        while self._vllm.has_unfinished_requests():
+        for sequence in sequences:
+            check_length(self._owner, len(sequence), self._settings.context)
+        names = []
+        for sequence in sequences:
+            tokens = [int(token) for token in sequence]
+            names.append(self._add(tokens, max_tokens=1, prompt_logprobs=0))
+        found: dict[str, list[float]] = {}
+        while len(found) < len(names) and self._vllm.has_unfinished_requests():
             for output in self._advance():
-                return list(output.prompt_logprobs.logprobs)
-        raise AssertionError(f"{self._owner}: vLLM forgot a request")
+                found[output.request_id] = list(output.prompt_logprobs.logprobs)
+        assert len(found) == len(names), f"{self._owner}: vLLM forgot a request"
+        return [found[name] for name in names]
 
     def drop(self) -> None:
         self._vllm.abort_request(list(self._running))

@@ -18,8 +18,8 @@ table in two files, whose explanations are shown one after the other. Errors tha
 table `[shared.<group>.<name>]`, and each of these codes has `groups = ["<group>"]`.
 
 `why` may be a table of reasons, by name. The check says which of them hold; each is a line of the error. A reason that
-holds several times has facts of its own each time (`Reason`). A text that is one name in braces is left out if its
-value is None.
+holds several times has facts of its own each time (`Reason`). A code that has `why` and no `what` has it for all of its
+errors. A text that is one name in braces is left out if its value is None.
 """
 
 from __future__ import annotations
@@ -138,11 +138,14 @@ def _tables(file: str) -> dict[str, Any]:
 def _code(name: str, when: str, table: Mapping[str, Any]) -> Code:
     """Return the code `name` from its table. `when`: the phase of the program in which it can occur."""
     texts: dict[str, Texts] = {}
+    alike: dict[str, Any] = {}
     if "what" in table:
         texts[""] = _texts(table)
+    elif "why" in table:
+        alike = {"why": table["why"]}
     for error, entry in table.items():
         if isinstance(entry, dict) and error != "why":
-            texts[error] = _texts(entry)
+            texts[error] = _texts({**alike, **entry})
     return Code(
         name=name,
         when=when,

@@ -14,7 +14,7 @@ import pytest
 
 import rlplace
 import rlplace.codes
-from rlplace.codes import Reason, codes, problem
+from rlplace.codes import Reason, _code, codes, problem
 
 PACKAGE = Path(rlplace.__file__).parent
 BENCHMARKS = PACKAGE.parent / "benchmarks"
@@ -112,6 +112,19 @@ def test_a_code_of_two_times_has_both_explanations() -> None:
     shown = codes()["nothing-left"].render()
     assert "rest, where the others use everything" in shown
     assert "the run that is resumed has done all its iterations" in shown
+
+
+def test_a_why_of_the_code_is_that_of_all_its_errors() -> None:
+    rest = {"means": "m", "example": "e", "advice": "a"}
+    why = {"room": "{each} has little"}
+    own = {"what": "no", "why": "another reason"}
+    code = _code("full", "now", {**rest, "why": why, "one": {"what": "no"}, "two": own})
+    assert set(code.texts) == {"one", "two"}
+    assert code.texts["one"].why == why
+    assert code.texts["two"].why == "another reason"
+    # Beside a `what`, it is the reason of that error alone.
+    alone = _code("full", "now", {**rest, **own, "one": {"what": "no"}})
+    assert alone.texts["one"].why is None
 
 
 # ── texts ────────────────────────────────────────────────────────────────────────────────────────────────────────────

@@ -27,7 +27,7 @@ from torch.distributed.fsdp import FSDPModule
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from benchmarks.lm_learning import write_model
-from rlplace.config.schema import OptimizerConfig
+from rlplace.config.blocks.training import OptimizerConfig
 from rlplace.models.causal_lm import LmSpec
 from rlplace.models.packed import Packed
 from rlplace.workers.training.optimizer import Trainer

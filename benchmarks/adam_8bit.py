@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from rlplace.config.schema import OptimizerConfig
+from rlplace.config.blocks.training import OptimizerConfig
 from rlplace.workers.training.optimizer import Adam
 
 NUMBERS = 1 << 23

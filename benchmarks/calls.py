@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 import ray
 
-from rlplace.config.schema import AcceleratorConfig
+from rlplace.config.blocks.machines import AcceleratorConfig
 from rlplace.placement.language.slots import FlexiblePlacementStrategy
 from rlplace.workers.launch.cluster import Cluster
 from rlplace.workers.worker import Worker

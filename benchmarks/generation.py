@@ -24,7 +24,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rlplace.config.schema import TextRolloutConfig
+from rlplace.config.blocks.language_model import TextRolloutConfig
 from rlplace.placement.schedule import Residency
 from rlplace.tokens import Request
 from rlplace.workers.engines.contract import TORCH_NAMES, EngineSettings

@@ -146,7 +146,7 @@ def device() -> Device:
 def sleep(level: Literal[1, 2]) -> str:
     """Bytes and seconds of one sleep and wake, and what stays; the model must say the same after as before."""
     from benchmarks.generation import small_model, stored_weights
-    from rlplace.config.schema import TextRolloutConfig
+    from rlplace.config.blocks.language_model import TextRolloutConfig
     from rlplace.workers.engines.contract import EngineSettings
     from rlplace.workers.engines.vllm import VllmEngine
 
@@ -298,7 +298,7 @@ def cut_sync() -> str:
     """From two actor ranks into an engine of vLLM over both their GPUs, which then says what it said before."""
     from benchmarks.generation import small_model, stored_weights
     from rlplace.comm.weights.device_sync import CutReceiver
-    from rlplace.config.schema import TextRolloutConfig
+    from rlplace.config.blocks.language_model import TextRolloutConfig
     from rlplace.workers.engines.contract import EngineSettings
     from rlplace.workers.engines.vllm import VllmEngine
 

@@ -35,7 +35,8 @@ from benchmarks.emulated_work import (
     Rollout,
 )
 from rlplace.comm.channel import ChannelSpec
-from rlplace.config.schema import AcceleratorConfig, ClusterConfig, RunnerConfig
+from rlplace.config.blocks.engine import RunnerConfig
+from rlplace.config.blocks.machines import AcceleratorConfig, ClusterConfig
 from rlplace.execution.memory_monitor import MemoryMonitor
 from rlplace.execution.overlap import loop_of
 from rlplace.jobs.language_model import iteration

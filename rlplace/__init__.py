@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from rlplace.cli.own_job import run
     from rlplace.comm.channel import ChannelSpec
-    from rlplace.config.machines import AcceleratorConfig
+    from rlplace.config.blocks.machines import AcceleratorConfig
     from rlplace.contract.job import Job
     from rlplace.contract.stages import (
         Channel,
@@ -118,7 +118,7 @@ _MODULES = {
         "weights",
     ),
     "rlplace.comm.channel": ("ChannelSpec",),
-    "rlplace.config.machines": ("AcceleratorConfig",),
+    "rlplace.config.blocks.machines": ("AcceleratorConfig",),
     "rlplace.errors": (
         "ChannelBroken",
         "ChannelClosed",

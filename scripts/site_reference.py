@@ -176,7 +176,7 @@ def config_page() -> str:
         )
     top = sections.pop("", [])
     text = (
-        "# Config keys\n\nEvery key of a config, from `rlplace/config/schema.py`. Jobs whose actor is a language model "
+        "# Config keys\n\nEvery key of a config, from `rlplace/config/blocks`. Jobs whose actor is a language model "
         "and jobs with simulators have different keys in some blocks. A key that is not listed is refused with the "
         "nearest one that is. `python -m rlplace.plan schema` prints the same as a JSON Schema.\n"
     )

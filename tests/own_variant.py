@@ -9,7 +9,7 @@ from torch import Tensor
 from rlplace.algo.advantages import gae, token_gae
 from rlplace.algo.losses import Clip, clipped_surrogate, value_loss
 from rlplace.algo.variants import Steps
-from rlplace.config.schema import AlgorithmConfig
+from rlplace.config.blocks.training import AlgorithmConfig
 
 
 class Same:

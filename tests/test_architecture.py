@@ -195,7 +195,7 @@ JOB_NAMES = {"causal_lm", "language_model", "mlp", "simulator"}
 # and the table that finds a job by its name.
 DECIDED_BY = {"config.which_job", "contract.registry", "jobs"}
 # `mlp` is a network there, or a part of a weight's name.
-NETWORKS = {"config.policies", "models"}
+NETWORKS = {"config.blocks.policies", "models"}
 
 EMPTY_NAMES = {
     "manager",
@@ -569,7 +569,7 @@ def test_what_the_rules_allow() -> None:
         ("contract.registry", "x = {'simulator': 'rlplace.jobs.simulator.job:Job'}"),
         ("jobs.notes", "x = config.job == 'simulator'"),
         ("models.checkpoint", "x = {'mlp': 'block_sparse_moe'}"),
-        ("config.schema", "x = lm_knob('words', 1, only='language_model')"),
+        ("config.blocks.training", "x = lm_knob('words', 1, only='language_model')"),
         ("config.fields", "Job = Literal['simulator', 'language_model']"),
         ("runtime.run", "x = job_of(config).name == config.job"),
     ],

@@ -196,7 +196,7 @@ def test_who_may_read_a_run_is_decided_by_the_umask(
 
 LISTENING = """
 import psutil
-from rlplace.config.schema import RayConfig
+from rlplace.config.blocks.machines import RayConfig
 from rlplace.workers.ray_launch.session import RaySession
 
 session = RaySession(RayConfig())

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from rlplace.checks.rule import Found, Rule
-from rlplace.config.schema import ClusterConfig
+from rlplace.config.blocks.machines import ClusterConfig
 from rlplace.placement.machines.products import memory_of
 from rlplace.units import show_bytes
 

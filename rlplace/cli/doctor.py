@@ -27,9 +27,9 @@ from rlplace.codes import problem
 from rlplace.comm.shared_memory.folder import SHARED_MEMORY, check_space
 from rlplace.commands import DONE, FAILED, answered, typed
 from rlplace.config import compose
+from rlplace.config.blocks.simulator import SimulatorEnvConfig
 from rlplace.config.model_folder import model_folder
 from rlplace.config.options import OptionParser
-from rlplace.config.schema import SimulatorEnvConfig
 from rlplace.cores import usable_cores
 from rlplace.envs.registry import missing_library
 from rlplace.errors import ClusterError, Problem, ProblemsError

@@ -16,16 +16,16 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from rlplace.codes import problem
-from rlplace.config.fields import block, knob
-from rlplace.config.paths import with_homes
-from rlplace.config.read import read_block
-from rlplace.config.schema import (
+from rlplace.config.blocks.engine import (
     CheckpointConfig,
-    ClusterConfig,
     FaultsConfig,
     MemoryConfig,
     RunnerConfig,
 )
+from rlplace.config.blocks.machines import ClusterConfig
+from rlplace.config.fields import block, knob
+from rlplace.config.paths import with_homes
+from rlplace.config.read import read_block
 from rlplace.config.yaml_text import show
 from rlplace.errors import Problem, Source, did_you_mean, source_of
 

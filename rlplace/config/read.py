@@ -21,6 +21,9 @@ from types import NoneType
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from rlplace.codes import config_error
+from rlplace.config.blocks.language_model import FrozenConfig, RewardConfig
+from rlplace.config.blocks.machines import ClusterConfig
+from rlplace.config.blocks.training import TrainedConfig
 from rlplace.config.fields import (
     Field,
     JobName,
@@ -51,13 +54,7 @@ from rlplace.config.other_names import (
 )
 from rlplace.config.own import block_of_name
 from rlplace.config.paths import with_homes
-from rlplace.config.schema import (
-    ClusterConfig,
-    Config,
-    FrozenConfig,
-    RewardConfig,
-    TrainedConfig,
-)
+from rlplace.config.schema import Config
 from rlplace.config.which_job import USUAL, find_job, has_marked_keys
 from rlplace.config.yaml_text import quote, show, torn_number
 from rlplace.errors import (

@@ -9,11 +9,11 @@ import typing
 from collections.abc import Mapping
 from typing import Any
 
+from rlplace.config.blocks.training import AlgorithmName
 from rlplace.config.fields import JobName, subject_of
 from rlplace.config.found import Found, drop, value_at
 from rlplace.config.keys import all_places
 from rlplace.config.other_names import meant_word
-from rlplace.config.schema import AlgorithmName
 
 # The job of a config without marks, and the job that has marks (keys or values that only it uses).
 USUAL: JobName = "simulator"

@@ -17,7 +17,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from rlplace.codes import problem
-from rlplace.config.schema import ClusterConfig, Config
+from rlplace.config.blocks.machines import ClusterConfig
+from rlplace.config.schema import Config
 from rlplace.config.yaml_text import show
 from rlplace.errors import Problem, Source
 

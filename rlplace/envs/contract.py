@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from rlplace.config.schema import SimulatorEnvConfig
+    from rlplace.config.blocks.simulator import SimulatorEnvConfig
     from rlplace.errors import Problem
 
 

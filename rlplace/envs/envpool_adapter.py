@@ -14,7 +14,7 @@ from rlplace.envs.registry import needs
 from rlplace.errors import Problem, did_you_mean, suggestion
 
 if TYPE_CHECKING:
-    from rlplace.config.schema import SimulatorEnvConfig
+    from rlplace.config.blocks.simulator import SimulatorEnvConfig
     from rlplace.envs.envpool_vector import EnvPoolVector
 
 

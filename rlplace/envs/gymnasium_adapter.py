@@ -31,7 +31,7 @@ from rlplace.errors import ConfigError, Problem, did_you_mean, suggestion
 if TYPE_CHECKING:
     import gymnasium
 
-    from rlplace.config.schema import SimulatorEnvConfig
+    from rlplace.config.blocks.simulator import SimulatorEnvConfig
     from rlplace.envs.gymnasium_vector import GymnasiumVector
 
 # Key of the errors about a simulator and its spaces

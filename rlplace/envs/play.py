@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rlplace.codes import config_error, problem
-from rlplace.config.schema import SimulatorEnvConfig
+from rlplace.config.blocks.simulator import SimulatorEnvConfig
 from rlplace.envs.contract import Rendering, Simulator, Spaces
 from rlplace.envs.registry import make_simulator, missing_library, needs, row_seeds
 from rlplace.errors import ConfigError, OutputError, SimulatorError

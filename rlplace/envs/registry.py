@@ -16,13 +16,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from rlplace.codes import config_error, problem
-from rlplace.config.policies import CnnConfig, MlpConfig, TransformerConfig
+from rlplace.config.blocks.policies import CnnConfig, MlpConfig, TransformerConfig
 from rlplace.envs.contract import image_size
 from rlplace.errors import ConfigError, Problem, did_you_mean, suggestion
 from rlplace.extras import install_command
 
 if TYPE_CHECKING:
-    from rlplace.config.schema import Config, SimulatorEnvConfig, TextEnvConfig
+    from rlplace.config.blocks.language_model import TextEnvConfig
+    from rlplace.config.blocks.simulator import SimulatorEnvConfig
+    from rlplace.config.schema import Config
     from rlplace.envs.contract import Adapter, Simulator, Spaces
     from rlplace.envs.text.contract import Split, TextTask
 

@@ -18,7 +18,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from types import TracebackType
 from typing import Any
 
-from rlplace.config.schema import FaultsConfig
+from rlplace.config.blocks.engine import FaultsConfig
 from rlplace.errors import (
     AcceleratorOutOfMemory,
     ChannelError,

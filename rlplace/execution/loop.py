@@ -38,7 +38,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from rlplace.config.schema import RunnerConfig
+from rlplace.config.blocks.engine import RunnerConfig
 from rlplace.contract.stages import ITERATION, VERSION, Call, Step, Work
 from rlplace.errors import WorkerError, WorkerTimeout
 from rlplace.execution.faults import Attempt, Fault, Recovery, StateLost, fault_metrics

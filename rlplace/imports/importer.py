@@ -19,10 +19,11 @@ from typing import Any, Literal
 
 from rlplace.checks import partners
 from rlplace.codes import config_error, problem
+from rlplace.config.blocks.machines import ClusterConfig
 from rlplace.config.fields import Field, JobName, block_in, fields_of
 from rlplace.config.keys import PLACEMENT
 from rlplace.config.read import read_config, try_config
-from rlplace.config.schema import ClusterConfig, Config
+from rlplace.config.schema import Config
 from rlplace.config.yaml_text import quote
 from rlplace.contract.planning import make_plan
 from rlplace.errors import ConfigError, PlacementError, Problem, did_you_mean

@@ -40,7 +40,8 @@ from transformers import (
 )
 
 from rlplace.codes import config_error
-from rlplace.config.schema import Dtype, TrainedConfig
+from rlplace.config.blocks.training import TrainedConfig
+from rlplace.config.fields import Dtype
 from rlplace.errors import ConfigError
 from rlplace.models import BUILDING
 from rlplace.models.checkpoint import Checkpoint

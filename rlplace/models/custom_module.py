@@ -10,7 +10,7 @@ from rlplace.envs.registry import check_named, named
 from rlplace.errors import Problem
 
 if TYPE_CHECKING:
-    from rlplace.config.policies import ModuleConfig
+    from rlplace.config.blocks.policies import ModuleConfig
 
 KEY = "actor.model.name"
 _CODE = "unknown-module"

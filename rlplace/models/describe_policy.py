@@ -18,13 +18,13 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from rlplace.codes import config_error
-from rlplace.config.policies import (
+from rlplace.config.blocks.policies import (
     CnnConfig,
     MlpConfig,
     ModuleConfig,
     TransformerConfig,
 )
-from rlplace.config.schema import ActorConfig, AlgorithmConfig
+from rlplace.config.blocks.training import ActorConfig, AlgorithmConfig
 from rlplace.envs import contract
 from rlplace.errors import ConfigError
 from rlplace.models.mlp import noise_shape

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from rlplace.algo.normalize import Moments, merge, no_moments
-from rlplace.config.policies import MlpConfig
+from rlplace.config.blocks.policies import MlpConfig
 from rlplace.envs.contract import (
     Actions,
     ContinuousActions,

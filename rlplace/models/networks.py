@@ -28,7 +28,7 @@ import torch
 from torch import Tensor, nn
 
 from rlplace.codes import config_error
-from rlplace.config.policies import CnnConfig, ModuleConfig
+from rlplace.config.blocks.policies import CnnConfig, ModuleConfig
 from rlplace.envs.contract import (
     Actions,
     ContinuousActions,

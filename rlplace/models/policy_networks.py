@@ -7,14 +7,14 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
-from rlplace.config.policies import (
+from rlplace.config.blocks.policies import (
     CnnConfig,
     MlpConfig,
     ModuleConfig,
     PolicyConfig,
     TransformerConfig,
 )
-from rlplace.config.schema import ActorConfig, AlgorithmConfig
+from rlplace.config.blocks.training import ActorConfig, AlgorithmConfig
 from rlplace.envs.contract import Spaces
 from rlplace.models import BUILDING
 from rlplace.models.mlp import ActorCritic, initialise, sample

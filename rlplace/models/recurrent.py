@@ -19,7 +19,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
-from rlplace.config.policies import MlpConfig
+from rlplace.config.blocks.policies import MlpConfig
 from rlplace.envs.contract import Actions, Spaces
 from rlplace.models.mlp import ACTIVATIONS, initialise
 from rlplace.models.networks import ImageEncoder, Observed, entries_of, heads

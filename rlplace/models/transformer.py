@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
 
-from rlplace.config.policies import TransformerConfig
+from rlplace.config.blocks.policies import TransformerConfig
 from rlplace.envs.contract import Spaces, image_size
 from rlplace.models.mlp import initialise, noise_shape
 from rlplace.models.networks import (

@@ -23,7 +23,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from rlplace.codes import config_error
-from rlplace.config.schema import Config, TextEnvConfig
+from rlplace.config.blocks.language_model import TextEnvConfig
+from rlplace.config.schema import Config
 from rlplace.envs.text.contract import Image
 from rlplace.tokens import Files, Tokens
 

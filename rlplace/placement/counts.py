@@ -7,7 +7,8 @@ from collections.abc import Iterator, Mapping
 from math import gcd
 from typing import TYPE_CHECKING
 
-from rlplace.config.schema import FrozenConfig, TrainedConfig
+from rlplace.config.blocks.language_model import FrozenConfig
+from rlplace.config.blocks.training import TrainedConfig
 from rlplace.placement.language.groups import NodeGroups
 from rlplace.placement.language.hybrid import HybridComponentPlacement
 from rlplace.placement.language.spec import ComponentSpec, Segment, role_of

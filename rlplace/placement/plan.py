@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Literal
 
-from rlplace.config.schema import ClusterConfig
+from rlplace.config.blocks.machines import ClusterConfig
 from rlplace.errors import PlacementError, Problem, Source, source_of
 from rlplace.placement.channels import ChannelPlan
 from rlplace.placement.counts import Savings

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from rlplace.codes import problem
-from rlplace.config.own import CallbackConfig
+from rlplace.config.blocks.engine import CallbackConfig
 from rlplace.envs.registry import check_named, named, place_of
 from rlplace.errors import CallbackError, Problem, RlplaceError
 from rlplace.report.trackers import state_of

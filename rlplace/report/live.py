@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING, Protocol, TextIO
 
 from rlplace.comm.channel import Channel, ChannelStats
 from rlplace.comm.watchdog import view
-from rlplace.config.schema import RunnerConfig
+from rlplace.config.blocks.engine import RunnerConfig
 from rlplace.envs.registry import needs
 from rlplace.placement.schedule import Residency
 from rlplace.report.sinks import Console, is_terminal

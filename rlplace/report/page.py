@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from html import escape
 from typing import Any
 
-from rlplace.config.schema import RunnerConfig
+from rlplace.config.blocks.engine import RunnerConfig
 from rlplace.placement.machines.topology import Ranges
 from rlplace.placement.show.drawing import PALETTE, style
 from rlplace.placement.show.html import document, table, tiles

@@ -20,9 +20,7 @@ from rlplace.config.compose import Composed
 from rlplace.config.found import value_at
 from rlplace.config.keys import PLACEMENT
 from rlplace.config.open_job import OpenConfig
-from rlplace.config.schema import (
-    Config,
-)
+from rlplace.config.schema import Config
 from rlplace.config.which_job import TAGS
 from rlplace.config.worker_variables import missing_variables, wrong_variables
 from rlplace.contract.planning import make_plan

@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from rlplace.config.policies import MlpConfig
-from rlplace.config.schema import ActorConfig, AlgorithmConfig
+from rlplace.config.blocks.policies import MlpConfig
+from rlplace.config.blocks.training import ActorConfig, AlgorithmConfig
 from rlplace.envs.contract import ContinuousActions, DiscreteActions, Spaces
 from rlplace.errors import NotResident
 from rlplace.models.mlp import noise_shape

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from rlplace.comm.channel import Channel, ChannelSpec
-from rlplace.config.schema import AcceleratorConfig
+from rlplace.config.blocks.machines import AcceleratorConfig
 from rlplace.errors import (
     AcceleratorOutOfMemory,
     ChannelMisuse,

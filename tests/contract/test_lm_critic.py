@@ -15,7 +15,7 @@ from torch import Tensor
 from transformers import AutoModelForSequenceClassification
 
 from rlplace.algo.packing import SampleSizes, optimizer_steps
-from rlplace.config.schema import FaultsConfig
+from rlplace.config.blocks.engine import FaultsConfig
 from rlplace.errors import ChannelMisuse, ConfigError
 from rlplace.jobs.language_model.rules.trained import critic_problems
 from rlplace.models.causal_lm import first_head

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 
-from rlplace.config.schema import AcceleratorConfig
+from rlplace.config.blocks.machines import AcceleratorConfig
 from rlplace.errors import ClusterError, PlacementError, WorkerError
 from rlplace.metrics import reduce_metrics
 from rlplace.placement import HybridComponentPlacement, PackedPlacementStrategy

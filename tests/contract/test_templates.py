@@ -9,7 +9,7 @@ from typing import Literal
 
 import pytest
 
-from rlplace.config.schema import AcceleratorConfig, RayConfig
+from rlplace.config.blocks.machines import AcceleratorConfig, RayConfig
 from rlplace.placement.language.slots import FlexiblePlacementStrategy
 from rlplace.workers.launch.cluster import Cluster
 from rlplace.workers.ray_launch.session import RaySession

@@ -15,7 +15,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from rlplace.config.schema import TextRolloutConfig
+from rlplace.config.blocks.language_model import TextRolloutConfig
 from rlplace.envs.registry import named
 from rlplace.errors import EngineBusy, NotResident, ProblemsError
 from rlplace.models.lora import Factors

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from rlplace.comm.channel import ChannelSpec
-from rlplace.config.schema import AcceleratorConfig
+from rlplace.config.blocks.machines import AcceleratorConfig
 from rlplace.errors import ChannelBroken, ChannelTimeout, WorkerError, WorkerMisuse
 from rlplace.metrics import reduce_metrics
 from rlplace.placement.language.slots import FlexiblePlacementStrategy

@@ -25,7 +25,7 @@ from rlplace.comm.channel import ChannelSpec
 from rlplace.comm.ends import LocalChannel
 from rlplace.comm.shared_memory.folder import JobFolder, claim
 from rlplace.comm.weights.device_sync import CutReceiver
-from rlplace.config.schema import TextRolloutConfig
+from rlplace.config.blocks.language_model import TextRolloutConfig
 from rlplace.errors import WeightSyncError
 from rlplace.placement.schedule import Residency
 from rlplace.tokens import Request

@@ -16,7 +16,8 @@ import psutil
 import pytest
 
 from rlplace.comm.channel import ChannelSpec
-from rlplace.config.schema import AcceleratorConfig, FaultsConfig, RayConfig
+from rlplace.config.blocks.engine import FaultsConfig
+from rlplace.config.blocks.machines import AcceleratorConfig, RayConfig
 from rlplace.errors import ClusterError, WorkerError
 from rlplace.execution.faults import Fault, History, Recovery
 from rlplace.placement.language.slots import FlexiblePlacementStrategy
@@ -101,7 +102,7 @@ def test_a_killed_worker_frees_what_waits_for_it_and_leaves_nothing() -> None:
 
 DRIVER = """
     import sys
-    from rlplace.config.schema import AcceleratorConfig
+    from rlplace.config.blocks.machines import AcceleratorConfig
     from rlplace.workers.launch.cluster import Cluster
     from rlplace.placement.language.slots import FlexiblePlacementStrategy
     from tests.contract.launch_workers import Probe
@@ -240,7 +241,7 @@ CUT_OFF = """
 import socket, sys, threading
 from rlplace.errors import ClusterError
 from rlplace.workers.ray_launch.session import RaySession
-from rlplace.config.schema import RayConfig
+from rlplace.config.blocks.machines import RayConfig
 
 head = socket.create_server(("127.0.0.1", 0))
 address = f"127.0.0.1:{head.getsockname()[1]}"

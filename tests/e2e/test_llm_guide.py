@@ -12,8 +12,8 @@ import pytest
 import yaml
 
 from rlplace.cli import train
+from rlplace.config.blocks.training import AlgorithmName
 from rlplace.config.read import read_config
-from rlplace.config.schema import AlgorithmName
 from rlplace.envs.registry import TASKS
 
 GUIDE = (Path(__file__).parents[2] / "docs" / "llm.md").read_text(encoding="utf-8")

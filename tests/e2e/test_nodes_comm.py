@@ -17,7 +17,7 @@ import psutil
 import pytest
 
 from rlplace.comm.channel import ChannelSpec
-from rlplace.config.schema import CommConfig, RayConfig
+from rlplace.config.blocks.machines import CommConfig, RayConfig
 from rlplace.errors import ClusterError, WorkerError
 from rlplace.metrics import reduce_metrics
 from rlplace.placement.language.slots import (

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from rlplace.config.blocks.machines import ClusterConfig
 from rlplace.config.read import read_config
-from rlplace.config.schema import ClusterConfig
 from rlplace.errors import ClusterError, ConfigError, PlacementError
 from rlplace.workers.launch.machines import declared_topology
 

@@ -21,7 +21,7 @@ pytestmark = [pytest.mark.ray, pytest.mark.slow]
 UNWRITABLE = "/proc"  # also for root
 JOIN = """
 import sys
-from rlplace.config.schema import AcceleratorConfig, RayConfig
+from rlplace.config.blocks.machines import AcceleratorConfig, RayConfig
 from rlplace.errors import ClusterError
 from rlplace.workers.launch.cluster import Cluster
 

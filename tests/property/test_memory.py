@@ -6,12 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rlplace.config.schema import (
-    FrozenConfig,
-    OptimizerConfig,
-    TextRolloutConfig,
-    TrainedConfig,
-)
+from rlplace.config.blocks.language_model import FrozenConfig, TextRolloutConfig
+from rlplace.config.blocks.training import OptimizerConfig, TrainedConfig
 from rlplace.errors import PlacementError
 from rlplace.placement import HybridComponentPlacement, Topology
 from rlplace.placement.memory.demands import (

@@ -9,7 +9,8 @@ from typing import Any, cast
 
 import pytest
 
-from rlplace.config.schema import CommConfig, FaultsConfig, RayConfig
+from rlplace.config.blocks.engine import FaultsConfig
+from rlplace.config.blocks.machines import CommConfig, RayConfig
 from rlplace.errors import ClusterError, Problem, WorkerError, WorkerTimeout
 from rlplace.execution.faults import Fault, History, Recovery, faults_of
 from rlplace.placement.language.slots import FlexiblePlacementStrategy, Slot

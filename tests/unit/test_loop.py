@@ -10,7 +10,8 @@ from typing import cast
 import pytest
 import torch
 
-from rlplace.config.schema import ClusterConfig, RunnerConfig
+from rlplace.config.blocks.engine import RunnerConfig
+from rlplace.config.blocks.machines import ClusterConfig
 from rlplace.contract.stages import (
     Stage,
     Work,

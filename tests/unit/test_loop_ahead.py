@@ -8,7 +8,8 @@ from typing import cast
 
 import pytest
 
-from rlplace.config.schema import ClusterConfig, RunnerConfig
+from rlplace.config.blocks.engine import RunnerConfig
+from rlplace.config.blocks.machines import ClusterConfig
 from rlplace.errors import WorkerError, WorkerTimeout
 from rlplace.execution.loop import Loop
 from rlplace.execution.memory_monitor import MemoryMonitor

@@ -13,8 +13,9 @@ from typing import Any
 import pytest
 
 from rlplace.checks.rule import broken
+from rlplace.config.blocks.training import AlgorithmConfig
 from rlplace.config.read import read_config, with_folder
-from rlplace.config.schema import AlgorithmConfig, Config
+from rlplace.config.schema import Config
 from rlplace.contract.planning import make_plan
 from rlplace.errors import ConfigError, Problem, Source
 from rlplace.jobs.language_model.rules import engines, images

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 
-from rlplace.config.schema import FaultsConfig
+from rlplace.config.blocks.engine import FaultsConfig
 from rlplace.metrics import Metric, Metrics
 
 _LOG = logging.getLogger(__name__)

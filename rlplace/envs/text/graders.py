@@ -25,7 +25,7 @@ from collections.abc import Callable, Sequence
 from multiprocessing.connection import Connection
 from typing import Any
 
-from rlplace.config.schema import OnPoison
+from rlplace.config.blocks.engine import OnPoison
 from rlplace.envs.text.code.runner import kill_session
 from rlplace.envs.text.failures import NO_USE, Failures
 from rlplace.envs.text.rewards import Case, Reward, number_of, reward_failed

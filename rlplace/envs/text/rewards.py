@@ -19,7 +19,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from rlplace import codes
-from rlplace.config.schema import OnPoison, RewardFunctionConfig
+from rlplace.config.blocks.engine import OnPoison
+from rlplace.config.blocks.language_model import RewardFunctionConfig
 from rlplace.envs.registry import named, needs, unknown_arguments
 from rlplace.envs.text.contract import Transcript
 from rlplace.errors import ConfigError, Problem, RewardError

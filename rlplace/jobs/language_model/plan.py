@@ -8,7 +8,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from rlplace.checks import machines
 from rlplace.checks.placed import PlacedJob
 from rlplace.checks.rule import broken
-from rlplace.config.schema import Config, RewardConfig
+from rlplace.config.blocks.language_model import RewardConfig
+from rlplace.config.schema import Config
 from rlplace.errors import Problem, Source
 from rlplace.jobs.language_model.rules import placed as rules_of_placed
 from rlplace.placement.channels import plan_channels, scorers_of

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rlplace.checks.rule import broken
-from rlplace.config.policies import ModuleConfig
+from rlplace.config.blocks.policies import ModuleConfig
 from rlplace.config.read import try_config
 from rlplace.config.schema import Config
 from rlplace.contract.job import Job

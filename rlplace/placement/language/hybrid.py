@@ -5,7 +5,8 @@ from __future__ import annotations
 import itertools
 from collections.abc import Mapping, Sequence
 
-from rlplace.config.schema import ClusterConfig, Config
+from rlplace.config.blocks.machines import ClusterConfig
+from rlplace.config.schema import Config
 from rlplace.errors import PlacementError, Problem, Source, did_you_mean
 from rlplace.placement.language.block import read_block
 from rlplace.placement.language.group_blocks import read_node_groups

@@ -18,7 +18,7 @@ from rlplace.placement.machines.products import memory_of
 from rlplace.units import counted, plural
 
 if TYPE_CHECKING:
-    from rlplace.config.schema import NodeConfig
+    from rlplace.config.blocks.machines import NodeConfig
 
 PATH = "cluster.nodes"
 _MOST_COUNTS = 8  # nodes whose accelerators are counted one by one in a text

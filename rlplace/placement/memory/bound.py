@@ -7,7 +7,7 @@ import itertools
 from collections.abc import Iterator
 from typing import Any
 
-from rlplace.config.schema import ActorConfig
+from rlplace.config.blocks.training import ActorConfig
 from rlplace.placement.memory.demands import (
     Demand,
     EngineDemand,

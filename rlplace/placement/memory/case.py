@@ -10,20 +10,17 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from rlplace.config.model_folder import text_keys
-from rlplace.config.schema import (
-    ActorConfig,
+from rlplace.config.blocks.language_model import (
     AgentConfig,
-    AlgorithmConfig,
-    Config,
     FrozenConfig,
     ReferenceConfig,
     RewardConfig,
-    SimulatorEnvConfig,
     TextRolloutConfig,
-    TorchRolloutConfig,
-    TrainedConfig,
 )
+from rlplace.config.blocks.simulator import SimulatorEnvConfig, TorchRolloutConfig
+from rlplace.config.blocks.training import ActorConfig, AlgorithmConfig, TrainedConfig
+from rlplace.config.model_folder import text_keys
+from rlplace.config.schema import Config
 from rlplace.errors import ConfigError, Problem, ProblemsError
 from rlplace.placement.channels import (
     LEAST_PARTICIPANTS,

@@ -11,13 +11,9 @@ import enum
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Protocol
 
-from rlplace.config.schema import (
-    ActorConfig,
-    Dtype,
-    FrozenConfig,
-    TextRolloutConfig,
-    TrainedConfig,
-)
+from rlplace.config.blocks.language_model import FrozenConfig, TextRolloutConfig
+from rlplace.config.blocks.training import ActorConfig, TrainedConfig
+from rlplace.config.fields import Dtype
 from rlplace.placement.flow import Delivery, DeviceDelivery
 from rlplace.placement.memory import formulas
 from rlplace.placement.memory.formulas import DTYPE_BYTES

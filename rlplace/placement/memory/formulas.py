@@ -10,7 +10,8 @@ import itertools
 from collections.abc import Mapping, Sequence
 
 from rlplace.checkpoints import MODEL_FILE_BYTES, STATE_FILE_BYTES
-from rlplace.config.schema import MOMENT_BLOCK, FrozenConfig, TrainedConfig
+from rlplace.config.blocks.language_model import FrozenConfig
+from rlplace.config.blocks.training import MOMENT_BLOCK, TrainedConfig
 from rlplace.placement.flow import (
     BUCKET_BYTES,
     CUT_BUCKET_BYTES,

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Protocol, runtime_checkable
 
 from rlplace.codes import config_error
-from rlplace.config.policies import MlpConfig, PolicyConfig
+from rlplace.config.blocks.policies import MlpConfig, PolicyConfig
 from rlplace.errors import ConfigError, Problem
 from rlplace.extras import install_command
 from rlplace.placement.memory import formulas

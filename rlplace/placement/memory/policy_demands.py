@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from rlplace.config.schema import Dtype
+from rlplace.config.fields import Dtype
 from rlplace.placement.memory import formulas
 from rlplace.placement.memory.demands import (
     Bytes,

@@ -13,7 +13,7 @@ from operator import attrgetter
 from typing import NamedTuple
 
 from rlplace.codes import Reason, problem
-from rlplace.config.schema import ActorConfig
+from rlplace.config.blocks.training import ActorConfig
 from rlplace.config.yaml_text import show
 from rlplace.errors import PlacementError, Problem
 from rlplace.placement.memory.bound import LORA_RANK, too_small

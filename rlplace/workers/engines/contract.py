@@ -21,7 +21,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Literal, Protocol, runtime_checkable
 
 from rlplace.codes import config_error, problem
-from rlplace.config.schema import TextEnvConfig, TextRolloutConfig
+from rlplace.config.blocks.language_model import TextEnvConfig, TextRolloutConfig
 from rlplace.errors import EngineBusy, NotResident, Problem, did_you_mean
 from rlplace.extras import install_command, versions_of
 from rlplace.placement.schedule import Residency

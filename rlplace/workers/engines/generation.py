@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rlplace.codes import config_error, problem
-from rlplace.config.engines import TextRolloutConfig
+from rlplace.config.blocks.language_model import TextRolloutConfig
 from rlplace.errors import ConfigError, Problem, WorkerMisuse
 from rlplace.placement.schedule import Residency
 from rlplace.tokens import Completion, Request

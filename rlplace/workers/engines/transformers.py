@@ -33,7 +33,7 @@ from transformers.cache_utils import DynamicLayer
 from transformers.initialization import no_init_weights
 
 from rlplace.codes import config_error
-from rlplace.config.schema import TextRolloutConfig
+from rlplace.config.blocks.language_model import TextRolloutConfig
 from rlplace.models import BUILDING
 from rlplace.models.tokenizer import StopTexts, Tokenizer
 from rlplace.models.vision import VisionSpec

@@ -23,13 +23,13 @@ from typing import TYPE_CHECKING, Any, Literal
 from rlplace.codes import problem
 from rlplace.comm.channel import Channel, ChannelSpec
 from rlplace.comm.ends import LocalChannel
-from rlplace.config.read import read_cluster
-from rlplace.config.schema import (
+from rlplace.config.blocks.machines import (
     AcceleratorConfig,
     ClusterConfig,
     CommConfig,
     RayConfig,
 )
+from rlplace.config.read import read_cluster
 from rlplace.config.worker_variables import named_variables
 from rlplace.errors import ClusterError, WorkerTimeout
 from rlplace.placement.channels import ChannelLocation

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from rlplace.codes import config_error, problem
-from rlplace.config.schema import (
+from rlplace.config.blocks.machines import (
     AcceleratorConfig,
     ClusterConfig,
     NodeConfig,

@@ -35,7 +35,7 @@ from rlplace.comm.address import (
 from rlplace.comm.channel import Channel, ChannelSpec, ChannelStats
 from rlplace.comm.shared_memory.channel import SharedChannel
 from rlplace.comm.shared_memory.folder import SPILL, JobFolder, check_space
-from rlplace.config.schema import CommConfig
+from rlplace.config.blocks.machines import CommConfig
 from rlplace.errors import ChannelBroken, ChannelError, ChannelMisuse, ClusterError
 from rlplace.placement.channels import ChannelLocation
 from rlplace.workers.launch.devices import SharedAccount

@@ -31,7 +31,7 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 from rlplace.codes import problem
 from rlplace.comm.address import ChannelAddress
 from rlplace.comm.channel import Channel, ChannelSpec
-from rlplace.config.schema import CommConfig, RayConfig
+from rlplace.config.blocks.machines import CommConfig, RayConfig
 from rlplace.errors import ClusterError
 from rlplace.placement.channels import ChannelLocation
 from rlplace.placement.language.slots import Slot

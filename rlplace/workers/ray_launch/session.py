@@ -19,7 +19,7 @@ from pathlib import Path
 import psutil
 
 from rlplace.codes import problem
-from rlplace.config.schema import RayConfig
+from rlplace.config.blocks.machines import RayConfig
 from rlplace.cores import usable_cores
 from rlplace.errors import ClusterError
 from rlplace.placement.machines.topology import in_rank_order

@@ -8,7 +8,7 @@ import urllib.parse
 from collections.abc import Iterator
 
 from rlplace.checks.rule import Found, Rule, broken
-from rlplace.config.schema import RewardConfig
+from rlplace.config.blocks.language_model import RewardConfig
 from rlplace.errors import Problem
 
 

@@ -25,7 +25,7 @@ from http import HTTPStatus
 import numpy as np
 
 from rlplace.codes import problem
-from rlplace.config.schema import RewardConfig
+from rlplace.config.blocks.language_model import RewardConfig
 from rlplace.envs.text.failures import NO_USE, Failures
 from rlplace.envs.text.graders import grader_of
 from rlplace.envs.text.rewards import Case, named_reward

@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from rlplace.config.schema import FrozenConfig, RewardConfig
+from rlplace.config.blocks.language_model import FrozenConfig, RewardConfig
 from rlplace.envs.text import Message, Transcript
 from rlplace.errors import ChannelEmpty
 from rlplace.metrics import Metric, Metrics

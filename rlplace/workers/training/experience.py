@@ -39,7 +39,7 @@ from rlplace.algo.normalize import (
 )
 from rlplace.algo.variants import TokenSteps
 from rlplace.codes import problem
-from rlplace.config.schema import AlgorithmConfig
+from rlplace.config.blocks.training import AlgorithmConfig
 from rlplace.errors import RewardError
 from rlplace.metrics import Metric, Metrics
 from rlplace.tokens import Sample, Scores

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 from torch.optim.adamw import adamw
 
-from rlplace.config.schema import MOMENT_BLOCK, OptimizerConfig
+from rlplace.config.blocks.training import MOMENT_BLOCK, OptimizerConfig
 
 # A function from a tensor to where its bytes are now, on accelerator or host
 Where = Callable[[Tensor], Tensor]

@@ -14,7 +14,8 @@ import torch
 from torch import Tensor
 
 from rlplace.codes import problem
-from rlplace.config.schema import OnPoison, OptimizerConfig
+from rlplace.config.blocks.engine import OnPoison
+from rlplace.config.blocks.training import OptimizerConfig
 from rlplace.errors import DivergedError
 from rlplace.metrics import Metrics
 from rlplace.workers.training.moments import ByteMoments, FloatMoments, Moments, Where

@@ -21,7 +21,7 @@ from torch.distributed.tensor.placement_types import Placement
 
 from rlplace.comm.codec import dtype_name
 from rlplace.comm.weights.shards import Block, Shard, replicas
-from rlplace.config.schema import Dtype
+from rlplace.config.fields import Dtype
 from rlplace.models.checkpoint import write_file, write_model
 from rlplace.models.lora import Factors, checkpoint_name, factors_of, is_factor
 from rlplace.models.passes import Passes, flatten, slices

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from rlplace.algo.variants import Variant
-from rlplace.config.schema import AlgorithmConfig
+from rlplace.config.blocks.training import AlgorithmConfig
 from rlplace.envs.registry import named
 
 

@@ -15,7 +15,7 @@ from rlplace.workers.worker import MoveReport, RoleWorker
 if TYPE_CHECKING:  # the driver imports this module too: torch waits for setup
     from torch import Tensor
 
-    from rlplace.config.schema import OptimizerConfig, TrainedConfig
+    from rlplace.config.blocks.training import OptimizerConfig, TrainedConfig
     from rlplace.models.causal_lm import LmSpec
     from rlplace.workers.offload import Offloadable
     from rlplace.workers.training.moments import Values

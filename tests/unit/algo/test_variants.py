@@ -8,8 +8,8 @@ from torch import Tensor
 
 from rlplace.algo.losses import PPO_MEANS, Clip, StepSamples, ppo_slopes
 from rlplace.algo.variants import Steps, TokenSamples, Variant, ppo_slopes_by_variant
+from rlplace.config.blocks.training import AlgorithmConfig
 from rlplace.config.read import read_config
-from rlplace.config.schema import AlgorithmConfig
 from rlplace.errors import ConfigError
 from rlplace.jobs.variants import check_variant
 from rlplace.workers.training.variant import variant_of

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 import yaml
 
+from rlplace.config.blocks.training import AlgorithmConfig
 from rlplace.config.found import Found
 from rlplace.config.read import read_config
-from rlplace.config.schema import AlgorithmConfig
 from rlplace.config.which_job import find_job
 from rlplace.errors import ConfigError, Source
 

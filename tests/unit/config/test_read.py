@@ -9,7 +9,7 @@ from typing import Any, Literal
 import pytest
 import yaml
 
-from rlplace.config.machines import ClusterConfig
+from rlplace.config.blocks.machines import ClusterConfig
 from rlplace.config.read import read_block, read_config
 from rlplace.config.yaml_text import show
 from rlplace.errors import ConfigError, Problem, Source

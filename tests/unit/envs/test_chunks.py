@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rlplace.config.schema import SimulatorEnvConfig
+from rlplace.config.blocks.simulator import SimulatorEnvConfig
 from rlplace.envs.contract import (
     ContinuousActions,
     DiscreteActions,

@@ -8,7 +8,7 @@ import sys
 import numpy as np
 import pytest
 
-from rlplace.config.schema import SimulatorEnvConfig
+from rlplace.config.blocks.simulator import SimulatorEnvConfig
 from rlplace.envs.contract import ContinuousActions, DiscreteActions, Spaces
 from rlplace.envs.registry import check, describe, find_adapter
 from rlplace.errors import ConfigError

@@ -8,7 +8,7 @@ import gymnasium
 import numpy as np
 import pytest
 
-from rlplace.config.schema import SimulatorEnvConfig
+from rlplace.config.blocks.simulator import SimulatorEnvConfig
 from rlplace.envs.gymnasium_vector import GymnasiumVector
 from rlplace.envs.registry import find_adapter, row_seeds
 from tests.gyms import Script

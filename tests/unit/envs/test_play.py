@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from rlplace.config.schema import SimulatorEnvConfig
+from rlplace.config.blocks.simulator import SimulatorEnvConfig
 from rlplace.envs.play import Played, play
 from rlplace.envs.registry import describe
 from rlplace.errors import SimulatorError

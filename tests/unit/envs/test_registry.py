@@ -9,8 +9,9 @@ import gymnasium
 import numpy as np
 import pytest
 
+from rlplace.config.blocks.simulator import SimulatorEnvConfig, WrapperConfig
 from rlplace.config.read import read_config
-from rlplace.config.schema import Config, SimulatorEnvConfig, WrapperConfig
+from rlplace.config.schema import Config
 from rlplace.envs.contract import (
     ContinuousActions,
     DiscreteActions,

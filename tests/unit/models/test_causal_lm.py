@@ -16,7 +16,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
 
-from rlplace.config.schema import TextRolloutConfig
+from rlplace.config.blocks.language_model import TextRolloutConfig
 from rlplace.errors import ConfigError
 from rlplace.models import BUILDING
 from rlplace.models.causal_lm import (

@@ -10,7 +10,7 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
-from rlplace.config.schema import TextRolloutConfig
+from rlplace.config.blocks.language_model import TextRolloutConfig
 from rlplace.models.causal_lm import CausalLm, LmSpec, build
 from rlplace.models.families import TRAINED, why_not_trained
 from rlplace.models.packed import Packed

@@ -9,8 +9,8 @@ import torch
 from torch.distributions import Categorical, Independent, Normal
 
 from rlplace.algo.normalize import shifted_sums
-from rlplace.config.policies import MlpConfig
-from rlplace.config.schema import ActorConfig, AlgorithmConfig
+from rlplace.config.blocks.policies import MlpConfig
+from rlplace.config.blocks.training import ActorConfig, AlgorithmConfig
 from rlplace.envs.contract import ContinuousActions, DiscreteActions, Spaces
 from rlplace.models.mlp import (
     ActorCritic,

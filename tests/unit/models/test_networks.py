@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from rlplace.config.policies import CnnConfig
+from rlplace.config.blocks.policies import CnnConfig
 from rlplace.envs.contract import DiscreteActions, Part, Spaces, image_size
 from rlplace.models.networks import ImageNetwork, as_channels_first
 from rlplace.models.recurrent import StepByStep

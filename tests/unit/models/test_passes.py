@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 from torch.distributions import Categorical, Normal
 
-from rlplace.config.policies import MlpConfig
-from rlplace.config.schema import ActorConfig, AlgorithmConfig
+from rlplace.config.blocks.policies import MlpConfig
+from rlplace.config.blocks.training import ActorConfig, AlgorithmConfig
 from rlplace.envs.contract import ContinuousActions, DiscreteActions, Spaces
 from rlplace.models.mlp import ActorCritic, DiscreteOutput
 from rlplace.models.passes import Passes, flatten, slices

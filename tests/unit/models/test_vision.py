@@ -18,7 +18,7 @@ from transformers import (
     PreTrainedModel,
 )
 
-from rlplace.config.schema import TextEnvConfig, TextRolloutConfig
+from rlplace.config.blocks.language_model import TextEnvConfig, TextRolloutConfig
 from rlplace.envs.text import Image, Message
 from rlplace.errors import ConfigError
 from rlplace.models.causal_lm import LmSpec, build

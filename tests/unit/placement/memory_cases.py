@@ -6,14 +6,10 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
+from rlplace.config.blocks.language_model import FrozenConfig, TextRolloutConfig
+from rlplace.config.blocks.training import OptimizerConfig, TrainedConfig
 from rlplace.config.read import read_config
-from rlplace.config.schema import (
-    Config,
-    FrozenConfig,
-    OptimizerConfig,
-    TextRolloutConfig,
-    TrainedConfig,
-)
+from rlplace.config.schema import Config
 from rlplace.contract.planning import make_plan, memory_case
 from rlplace.placement import HybridComponentPlacement, Plan, Topology
 from rlplace.placement.memory.demands import (

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from rlplace.checks import partners
+from rlplace.config.blocks.machines import ClusterConfig
 from rlplace.config.read import read_config
-from rlplace.config.schema import ClusterConfig
 from rlplace.contract.planning import make_plan
 from rlplace.placement import Topology, plan_components
 from rlplace.placement.counts import explain_counts

@@ -7,7 +7,7 @@ import itertools
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlplace.config.schema import AcceleratorRunConfig, NodeConfig
+from rlplace.config.blocks.machines import AcceleratorRunConfig, NodeConfig
 from rlplace.placement import HybridComponentPlacement, Topology
 from rlplace.placement.counts import dedicate
 from rlplace.placement.language.hybrid import DISAGGREGATED

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
+from rlplace.config.blocks.machines import ClusterConfig
 from rlplace.config.read import read_config
-from rlplace.config.schema import ClusterConfig
 from rlplace.errors import PlacementError, Problem
 from rlplace.placement import (
     FlexiblePlacementStrategy,

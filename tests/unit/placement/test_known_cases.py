@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from rlplace.checks import partners
+from rlplace.config.blocks.machines import ClusterConfig, NodeConfig
 from rlplace.config.read import read_config
-from rlplace.config.schema import ClusterConfig, NodeConfig
 from rlplace.contract.planning import make_plan
 from rlplace.errors import PlacementError
 from rlplace.placement import Plan, Topology, plan_components

@@ -8,8 +8,8 @@ import pytest
 
 from rlplace.checks import machines
 from rlplace.checks.rule import broken
+from rlplace.config.blocks.machines import ClusterConfig
 from rlplace.config.read import read_config
-from rlplace.config.schema import ClusterConfig
 from rlplace.errors import PlacementError, Source
 from rlplace.placement import (
     FlexiblePlacementStrategy,

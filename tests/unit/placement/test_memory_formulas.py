@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from rlplace.config.schema import OptimizerConfig, TextRolloutConfig, TrainedConfig
+from rlplace.config.blocks.language_model import TextRolloutConfig
+from rlplace.config.blocks.training import OptimizerConfig, TrainedConfig
 from rlplace.placement.memory import formulas
 from rlplace.placement.memory.demands import (
     EngineDemand,

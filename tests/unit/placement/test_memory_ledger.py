@@ -7,7 +7,7 @@ import json
 
 import pytest
 
-from rlplace.config.schema import FrozenConfig
+from rlplace.config.blocks.language_model import FrozenConfig
 from rlplace.contract.planning import memory_case
 from rlplace.errors import ConfigError
 from rlplace.placement import HybridComponentPlacement, Topology

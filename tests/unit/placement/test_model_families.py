@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from rlplace.config.schema import ActorConfig, ReferenceConfig
+from rlplace.config.blocks.language_model import ReferenceConfig
+from rlplace.config.blocks.training import ActorConfig
 from rlplace.errors import ConfigError
 from rlplace.placement.memory import families, formulas
 from rlplace.placement.memory.demands import Part, Placed, ScoringDemand, TrainingDemand

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from rlplace.config.policies import ModuleConfig
+from rlplace.config.blocks.policies import ModuleConfig
 from rlplace.envs.contract import DiscreteActions, Spaces
 from rlplace.errors import ConfigError
 from rlplace.placement.memory.policies import policy_shape

@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from rlplace.config.schema import ClusterConfig
+from rlplace.config.blocks.machines import ClusterConfig
 from rlplace.errors import ConfigError, PlacementError, Source
 from rlplace.placement import Topology
 from rlplace.placement.flow import Transport

@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rlplace.config.own import CallbackConfig, OwnName
+from rlplace.config.blocks.engine import CallbackConfig
+from rlplace.config.own import OwnName
 from rlplace.report.callbacks import Callbacks
 
 

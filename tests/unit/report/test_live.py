@@ -15,7 +15,7 @@ from rich.console import Console as Terminal
 from rlplace.comm.channel import ChannelSpec
 from rlplace.comm.ends import LocalChannel
 from rlplace.comm.watchdog import view
-from rlplace.config.schema import RunnerConfig
+from rlplace.config.blocks.engine import RunnerConfig
 from rlplace.placement.schedule import Residency
 from rlplace.report import live
 from rlplace.report.live import Display, span

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from rlplace.config.schema import AcceleratorConfig, ClusterConfig, RayConfig
+from rlplace.config.blocks.machines import AcceleratorConfig, ClusterConfig, RayConfig
 from rlplace.errors import ClusterError
 from rlplace.placement.machines.topology import Run, Topology
 from rlplace.workers.launch.machines import (

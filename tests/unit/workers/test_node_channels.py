@@ -16,7 +16,7 @@ from rlplace.comm.address import NodeLocation, Place
 from rlplace.comm.channel import ChannelSpec
 from rlplace.comm.ends import LocalChannel
 from rlplace.comm.shared_memory.folder import spill_of
-from rlplace.config.schema import CommConfig
+from rlplace.config.blocks.machines import CommConfig
 from rlplace.errors import ChannelBroken, ClusterError
 from rlplace.workers.ray_launch.channels import (
     DRIVER_APART,

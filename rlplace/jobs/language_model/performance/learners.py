@@ -11,7 +11,8 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from rlplace.algo import packing
 from rlplace.algo.packing import Packing, SampleSizes
-from rlplace.config.schema import FrozenConfig, RewardConfig, TrainedConfig
+from rlplace.config.blocks.language_model import FrozenConfig, RewardConfig
+from rlplace.config.blocks.training import TrainedConfig
 from rlplace.foresight.ranks import Body
 from rlplace.foresight.world import Sleep
 from rlplace.jobs.language_model.performance.ranks import Group, TextRank

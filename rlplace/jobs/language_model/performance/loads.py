@@ -15,7 +15,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from rlplace.algo.packing import Packing, SampleSizes
-from rlplace.config.schema import Config, FrozenConfig, RewardConfig, TrainedConfig
+from rlplace.config.blocks.language_model import FrozenConfig, RewardConfig
+from rlplace.config.blocks.training import TrainedConfig
+from rlplace.config.schema import Config
 from rlplace.foresight.costs import Cost, Costs
 from rlplace.foresight.loads import (
     Load,

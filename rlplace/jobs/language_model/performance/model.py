@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
+from rlplace.config.blocks.language_model import FrozenConfig, RewardConfig
+from rlplace.config.blocks.training import TrainedConfig
 from rlplace.config.model_folder import text_keys
-from rlplace.config.schema import Config, FrozenConfig, RewardConfig, TrainedConfig
+from rlplace.config.schema import Config
 from rlplace.foresight.costs import Costs
 from rlplace.foresight.loads import Mode, Size, Stages
 from rlplace.foresight.model import PerformanceModel, StageBound

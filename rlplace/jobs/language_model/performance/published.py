@@ -15,7 +15,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from rlplace.codes import config_error
-from rlplace.config.schema import Config, TrainedConfig
+from rlplace.config.blocks.training import TrainedConfig
+from rlplace.config.schema import Config
 from rlplace.foresight.profile import (
     ACCELERATOR,
     AS_PUBLISHED,

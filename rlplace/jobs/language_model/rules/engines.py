@@ -6,8 +6,9 @@ import dataclasses
 from collections.abc import Iterator, Mapping
 
 from rlplace.checks.rule import Found, Rule
+from rlplace.config.blocks.training import AlgorithmConfig
 from rlplace.config.model_folder import text_keys
-from rlplace.config.schema import AlgorithmConfig, Config
+from rlplace.config.schema import Config
 from rlplace.jobs.language_model.rules.case import PlannedJob
 
 

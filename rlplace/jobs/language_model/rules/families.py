@@ -6,7 +6,8 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from rlplace.checks.rule import Found, Rule
-from rlplace.config.schema import FrozenConfig, TrainedConfig
+from rlplace.config.blocks.language_model import FrozenConfig
+from rlplace.config.blocks.training import TrainedConfig
 from rlplace.jobs.language_model.rules.case import PlannedJob
 from rlplace.models.families import why_not_trained
 

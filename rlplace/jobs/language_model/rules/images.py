@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from rlplace.checks.rule import Found, Rule
-from rlplace.config.schema import FrozenConfig, RewardConfig
+from rlplace.config.blocks.language_model import FrozenConfig, RewardConfig
 from rlplace.jobs.language_model.rules.case import PlannedJob
 from rlplace.models.families import VISION_FAMILIES
 

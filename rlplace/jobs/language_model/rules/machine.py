@@ -11,8 +11,10 @@ from typing import TYPE_CHECKING
 
 from rlplace.checks.rule import Found, Rule, broken
 from rlplace.codes import problem
+from rlplace.config.blocks.language_model import FrozenConfig, RewardConfig
+from rlplace.config.blocks.training import TrainedConfig
 from rlplace.config.model_folder import GET, no_folder, text_keys, to_get
-from rlplace.config.schema import Config, FrozenConfig, RewardConfig, TrainedConfig
+from rlplace.config.schema import Config
 from rlplace.envs.registry import missing_library
 from rlplace.errors import ConfigError, Problem
 from rlplace.models.heads import unread_weights

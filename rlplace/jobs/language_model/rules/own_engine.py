@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Iterator
 
 from rlplace.checks.rule import Found, Rule, broken
-from rlplace.config.schema import TextRolloutConfig
+from rlplace.config.blocks.language_model import TextRolloutConfig
 from rlplace.envs.registry import named, unknown_arguments
 from rlplace.errors import ConfigError, Problem
 

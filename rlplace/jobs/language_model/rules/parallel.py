@@ -9,7 +9,8 @@ from collections.abc import Iterator, Mapping
 
 from rlplace.checks.parallel import undivided
 from rlplace.checks.rule import Found, Rule
-from rlplace.config.schema import FrozenConfig, TrainedConfig
+from rlplace.config.blocks.language_model import FrozenConfig
+from rlplace.config.blocks.training import TrainedConfig
 from rlplace.errors import one_of
 from rlplace.jobs.language_model.rules.case import PlannedJob
 from rlplace.placement.language.spec import ComponentSpec, role_of

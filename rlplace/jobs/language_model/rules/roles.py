@@ -10,8 +10,9 @@ from collections.abc import Iterator, Sequence
 
 from rlplace.checks.placed import PlacedJob, runs
 from rlplace.checks.rule import Found, Rule, at_key, at_line
+from rlplace.config.blocks.language_model import RewardConfig
 from rlplace.config.keys import PLACEMENT
-from rlplace.config.schema import Config, RewardConfig
+from rlplace.config.schema import Config
 from rlplace.errors import ConfigError, did_you_mean
 from rlplace.placement.language.spec import role_of
 from rlplace.placement.memory.model import read_model

@@ -7,12 +7,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from rlplace.checks.rule import Found, Rule, broken
-from rlplace.config.schema import (
-    Config,
+from rlplace.config.blocks.language_model import (
     CriticConfig,
     ReferenceConfig,
     RewardConfig,
 )
+from rlplace.config.schema import Config
 from rlplace.envs.registry import missing_library
 from rlplace.envs.text.rewards import named_reward
 from rlplace.errors import ConfigError, Problem

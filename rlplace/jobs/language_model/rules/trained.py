@@ -6,7 +6,8 @@ import dataclasses
 from collections.abc import Iterator
 
 from rlplace.checks.rule import Found, Rule, broken
-from rlplace.config.schema import Config, TrainedConfig
+from rlplace.config.blocks.training import TrainedConfig
+from rlplace.config.schema import Config
 from rlplace.errors import Problem
 from rlplace.models.folders import existing_folder
 from rlplace.models.heads import value_head_problem

@@ -10,7 +10,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 from rlplace.codes import config_error
-from rlplace.config.policies import MlpConfig, PolicyConfig
+from rlplace.config.blocks.policies import MlpConfig, PolicyConfig
 from rlplace.config.schema import Config
 from rlplace.foresight.costs import Costs
 from rlplace.foresight.loads import Mode, Size, Stages

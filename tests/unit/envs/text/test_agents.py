@@ -17,7 +17,7 @@ from typing import Any, ClassVar
 
 import pytest
 
-from rlplace.config.schema import TextEnvConfig
+from rlplace.config.blocks.language_model import TextEnvConfig
 from rlplace.envs.registry import make_task
 from rlplace.envs.text import agents
 from rlplace.envs.text.agents import AgentTask

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from rlplace.config.schema import FaultsConfig, OnError
+from rlplace.config.blocks.engine import FaultsConfig, OnError
 from rlplace.envs.text import Transcript
 from rlplace.envs.text.failures import Failures
 from rlplace.envs.text.graders import Grader, InlineGrader, ProcessGrader, grader_of

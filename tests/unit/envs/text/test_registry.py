@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 
 import pytest
 
-from rlplace.config.schema import RewardFunctionConfig, TextEnvConfig
+from rlplace.config.blocks.language_model import RewardFunctionConfig, TextEnvConfig
 from rlplace.envs.registry import TASKS, check_task, find_task, make_task
 from rlplace.envs.text import OneTurn, Transcript
 from rlplace.envs.text.rewards import REWARDS, Reward, find_rewards

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from rlplace.config.schema import TextRolloutConfig
+from rlplace.config.blocks.language_model import TextRolloutConfig
 from rlplace.errors import ConfigError
 from rlplace.placement.schedule import Residency
 from rlplace.workers.engines.contract import EngineSettings, answer_seed

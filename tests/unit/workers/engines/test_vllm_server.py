@@ -18,7 +18,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from rlplace.config.schema import TextRolloutConfig
+from rlplace.config.blocks.language_model import TextRolloutConfig
 from rlplace.errors import EngineError
 from rlplace.placement.schedule import Residency
 from rlplace.workers.engines.contract import EngineSettings

@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 
 import pytest
 
-from rlplace.config.schema import RewardConfig
+from rlplace.config.blocks.language_model import RewardConfig
 from rlplace.errors import ChannelBroken, ConfigError, RewardError
 from rlplace.tokens import Sample
 from rlplace.workers.roles.reward import (

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rlplace.config.schema import RewardConfig
+from rlplace.config.blocks.language_model import RewardConfig
 from rlplace.errors import RewardError
 from rlplace.models.tokenizer import Tokenizer
 from rlplace.tokens import Sample

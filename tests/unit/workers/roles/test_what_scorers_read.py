@@ -11,13 +11,13 @@ import pytest
 from safetensors.torch import load_file, save_file
 
 from rlplace.comm.ends import LocalChannel
-from rlplace.config.own import OwnName
-from rlplace.config.schema import (
+from rlplace.config.blocks.language_model import (
     CriticConfig,
     ReferenceConfig,
     RewardConfig,
     TextRolloutConfig,
 )
+from rlplace.config.own import OwnName
 from rlplace.envs.text import Message, Transcript
 from rlplace.envs.text.rewards import answer_text, prompt_text
 from rlplace.jobs.language_model.rules.own_engine import own_engine_problems

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from transformers.optimization import get_cosine_with_min_lr_schedule_with_warmup
 
-from rlplace.config.schema import OptimizerConfig
+from rlplace.config.blocks.training import OptimizerConfig
 from rlplace.workers.training.optimizer import Adam, MovingAverage, learning_rate
 
 CONFIG = OptimizerConfig(lr=1.0, beta1=0.8, beta2=0.9, eps=1e-6, weight_decay=0.1)

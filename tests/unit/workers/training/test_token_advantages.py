@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from rlplace.config.blocks.training import AlgorithmConfig
 from rlplace.config.read import read_config
-from rlplace.config.schema import AlgorithmConfig
 from rlplace.errors import RewardError
 from rlplace.tokens import Sample
 from rlplace.workers.arguments import WorkerArguments

@@ -1,0 +1,320 @@
+"""Blocks of jobs on language models: text tasks, generation engines, critic, reference and rewards."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Literal
+
+from rlplace.config.blocks.training import ModelKeys, TrainedConfig
+from rlplace.config.fields import Dtype, knob
+from rlplace.config.own import OwnName
+
+if TYPE_CHECKING:
+    from rlplace.config.schema import Config
+
+_MODEL = (
+    "path: a Hugging Face folder, or keys of its config.json; null: the actor's model"
+)
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class AgentConfig:
+    """Agents or environments that work beside the models, with the memory that they use."""
+
+    accelerator_memory: int = knob(
+        "bytes a rank holds on each of its accelerators", 0, unit="bytes"
+    )
+    host_memory: int = knob("bytes a rank holds on its host", 0, unit="bytes")
+    enable_offload: bool = knob(
+        "leave the accelerators in stages that do not need it", False
+    )
+    group_name: str | None = knob(
+        "name of the worker group in a loop by hand; null: the component's", None
+    )
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class RewardFunctionConfig:
+    """One reward function of the text environment."""
+
+    name: str = knob("a shipped one, or package.module:function")
+    weight: float = knob("weight of this reward in the sum that is learned", 1.0)
+    kwargs: Mapping[str, object] = knob("passed to the function", dict)
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class TextEnvConfig(AgentConfig):
+    """A text task: prompts, and rewards for answers."""
+
+    kind: Literal["text"] = knob("prompts and answers", "text")
+    task: str | None = knob(
+        "a shipped one, or package.module:Class; null: a plan of other environments",
+        None,
+    )
+    kwargs: Mapping[str, object] = knob("passed to the task", dict)
+    eval_kwargs: Mapping[str, object] = knob(
+        "of the held-out prompts, over those of kwargs", dict
+    )
+    rewards: tuple[RewardFunctionConfig, ...] = knob(
+        "their weighted sum is learned; none: the task's own", ()
+    )
+    system: str | None = knob("system message before every prompt; null: none", None)
+    chat: bool = knob(
+        "format prompts by the model's chat template; false: plain text", True
+    )
+    template: Mapping[str, object] = knob(
+        "passed to the chat template, such as {enable_thinking: false}, tools", dict
+    )
+    max_turns: int = knob("most answers of one episode", 1, minimum=1)
+    reply_timeout_s: float = knob(
+        "longest that one reply of the task to an answer may take", 60.0, above=0
+    )
+    replies_together: int = knob(
+        "replies of a rank at a time, in threads; 0: one by one in its own",
+        16,
+        minimum=0,
+    )
+    max_image_tokens: int | None = knob(
+        "an image of more is scaled down; null: as its processor", None, minimum=1
+    )
+    max_image_bytes: int = knob(
+        "most of the images of a prompt, as files", 4 << 20, minimum=0, unit="bytes"
+    )
+    long_prompts: Literal["refuse", "drop"] = knob(
+        "what to do with prompts longer than max_prompt_length", "refuse"
+    )
+    reward_timeout_s: float = knob(
+        "longest that one reward of one episode may take", 30.0, above=0
+    )
+    reward_processes: int = knob(
+        "processes of a rank for reward functions that are not shipped, or slow",
+        1,
+        minimum=1,
+    )
+    reward_memory: int = knob(
+        "bytes that each of these processes may take", 4 << 30, unit="bytes"
+    )
+
+    def missing(self, config: Config) -> Mapping[str, tuple[str, str]]:
+        """Return the keys that a run on a language model needs and that are not given: key -> (why, fix)."""
+        missing: dict[str, tuple[str, str]] = {}
+        if config.algorithm.prompts is None:
+            missing["algorithm.prompts"] = ("prompts of an iteration", "prompts: 32")
+        if self.task is None:
+            why = "the task has the prompts and the rewards"
+            missing["env.task"] = (why, "task: arithmetic")
+        if config.model is None:
+            fix = "model: {kind: causal_lm, path: <a Hugging Face folder>}"
+            missing["actor.model"] = ("what is trained", fix)
+        if "env" not in config.placed:
+            why = "env asks the prompts and computes the rewards"
+            missing["cluster.component_placement.env"] = (why, "env: cpu")
+        return missing
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class TextRolloutConfig:
+    """Settings of the engine that generates the answers of a language model."""
+
+    engine: Literal["vllm", "transformers"] | OwnName = knob(
+        "what generates; transformers is slower and needs no vLLM; your own: package.module:Class",
+        "vllm",
+    )
+    temperature: float = knob(
+        "divides the logits before a token is drawn; 0: the likeliest token",
+        1.0,
+        minimum=0,
+    )
+    top_p: float = knob(
+        "draw from the likeliest tokens that together have this probability; a run trains with 1 only",
+        1.0,
+        above=0,
+        maximum=1,
+        unit="share",
+    )
+    top_k: int = knob(
+        "draw from so many likeliest tokens; 0: from all; a run trains with 0 only",
+        0,
+        minimum=0,
+    )
+    seed: int | None = knob(
+        "answers follow from it alone, which takes longer; null: drawn freely",
+        None,
+        minimum=0,
+    )
+    min_tokens: int = knob(
+        "nothing ends an answer before it has so many tokens; trained with algorithm.tis_cap",
+        0,
+        minimum=0,
+    )
+    repetition_penalty: float = knob(
+        "divides positive logits of tokens that were there, multiplies negative ones; trained with algorithm.tis_cap",
+        1.0,
+        above=0,
+    )
+    presence_penalty: float = knob(
+        "taken from the logits of tokens that the answer has; trained with algorithm.tis_cap",
+        0.0,
+        minimum=-2,
+        maximum=2,
+    )
+    frequency_penalty: float = knob(
+        "likewise, for each time that it has them", 0.0, minimum=-2, maximum=2
+    )
+    stop: tuple[str, ...] = knob(
+        "texts that end an answer beside the model's own tokens, and stay in it", ()
+    )
+    engine_args: Mapping[str, object] = knob(
+        "more arguments of vLLM's engine or of your own, by their names there", dict
+    )
+    enforce_eager: bool = knob(
+        "no compiled kernels and graphs: starts faster, generates slower", False
+    )
+    gpu_memory_utilization: float | Literal["auto"] = knob(
+        "share of each accelerator for everything; auto: what the others leave",
+        0.6,
+        above=0,
+        maximum=1,
+        unit="share",
+    )
+    kv_cache_memory: int | None = knob(
+        "bytes of the KV cache; null: what is left of the share", None, unit="bytes"
+    )
+    workspace_memory: int | None = knob(
+        "bytes that a step takes beside weights and cache, which an engine of your own says; null: as vLLM's",
+        None,
+        unit="bytes",
+    )
+    dtype: Dtype = knob("of weights and computation", "bf16")
+    cache_dtype: Literal["bf16", "fp16", "fp8", "fp32"] | None = knob(
+        "of the KV cache; null: as dtype", None
+    )
+    step_tokens: int = knob("most tokens of one step", 8192, minimum=1)
+    step_sequences: int = knob("most sequences of one step", 256, minimum=1)
+    sleep_level: Literal[1, 2] = knob(
+        "1 copies weights to the host, 2 drops them: the next sync brings new ones", 2
+    )
+    enable_offload: bool = knob("sleep in stages that do not generate", False)
+
+    group_name: str | None = knob(
+        "name of the worker group in a loop by hand; null: the component's", None
+    )
+
+    @property
+    def own(self) -> bool:
+        """Whether the engine is a custom class, package.module:Class."""
+        return ":" in self.engine
+
+    @property
+    def penalties(self) -> Mapping[str, float]:
+        """Config key -> value of the penalties that change the sampling distribution.
+
+        Penalties whose values have no effect are left out.
+        """
+        none = {
+            "min_tokens": 0,
+            "repetition_penalty": 1.0,
+            "presence_penalty": 0.0,
+            "frequency_penalty": 0.0,
+        }
+        return {
+            name: getattr(self, name)
+            for name, off in none.items()
+            if getattr(self, name) != off
+        }
+
+    @property
+    def cache(self) -> Literal["bf16", "fp16", "fp8", "fp32"]:
+        """The dtype of keys and values in the KV cache; by default, the dtype of the engine."""
+        return self.cache_dtype or self.dtype
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class CriticConfig(TrainedConfig):
+    """The critic, which estimates the value at each token."""
+
+    model: ModelKeys | None = knob(_MODEL, None)
+    on_actor: bool = knob(
+        "no component of its own: a value head on the actor's trunk", False
+    )
+    warmup_iterations: int = knob(
+        "first iterations, in which the critic learns and the actor does not",
+        0,
+        minimum=0,
+    )
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class FrozenConfig:
+    """A model that is not trained: a reference or a reward."""
+
+    model: ModelKeys | None = knob(_MODEL, None)
+    micro_batch: int = knob(
+        "sequences of one forward pass of a rank, in a plan", 1, minimum=1
+    )
+    token_budget: int = knob(
+        "tokens of one forward pass of a rank, in a run", 8192, minimum=1
+    )
+    dtype: Dtype = knob("of weights and computation", "bf16")
+    sharded: bool = knob("over its ranks; else each rank has all of it", True)
+    on_host: bool = knob(
+        "weights live in host memory and come to the accelerator block by block", False
+    )
+    enable_offload: bool = knob(
+        "leave the accelerators in stages that do not need it", False
+    )
+
+    group_name: str | None = knob(
+        "name of the worker group in a loop by hand; null: the component's", None
+    )
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class ReferenceConfig(FrozenConfig):
+    """The reference policy of the KL penalty."""
+
+    share_actor: bool = knob(
+        "no component of its own: the actor without its low-rank factors", False
+    )
+    refresh_every: int = knob(
+        "iterations after which it takes the actor's weights; 0: never", 0, minimum=0
+    )
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class RewardConfig(FrozenConfig):
+    """The scorer of whole episodes: a model, unless a function or an endpoint is named."""
+
+    weight: float = knob("weight of its score beside the others", 1.0)
+    head: str = knob(
+        "name of the head's weight in the model's folder, before .weight", "score"
+    )
+    function: str | None = knob(
+        "a shipped reward, or package.module:function, on CPUs; null: none", None
+    )
+    kwargs: Mapping[str, object] = knob("passed to the function", dict)
+    url: str | None = knob("of an HTTP endpoint that scores batches; null: none", None)
+    batch: int = knob("episodes of one request to the endpoint", 64, minimum=1)
+    concurrency: int = knob("requests to the endpoint at a time", 4, minimum=1)
+    timeout_s: float = knob(
+        "longest that one answer of the endpoint or the function may take",
+        60.0,
+        above=0,
+    )
+    retries: int = knob(
+        "more tries after a request that failed, with pauses up to 10 s: 30 take 4 minutes",
+        30,
+        minimum=0,
+    )
+    api_key_env: str | None = knob(
+        "environment variable with the endpoint's bearer token; null: none", None
+    )
+
+    @property
+    def kind(self) -> Literal["model", "function", "url"]:
+        if self.url is not None:
+            return "url"
+        if self.function is not None:
+            return "function"
+        return "model"

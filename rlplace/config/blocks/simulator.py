@@ -1,0 +1,97 @@
+"""Blocks of jobs on simulators: the simulators, and the rollout of a policy."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Literal
+
+from rlplace.config.fields import knob
+
+if TYPE_CHECKING:
+    from rlplace.config.schema import Config
+
+# A larger number is a typing mistake. A plan with this number takes one second at most.
+MOST_GROUPS = 1_024
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class WrapperConfig:
+    """A Gymnasium wrapper around the simulator.
+
+    `kwargs`: keyword arguments of the class, after the simulator.
+    """
+
+    name: str = knob(
+        "package.module:Class, such as gymnasium.wrappers:GrayscaleObservation"
+    )
+    kwargs: Mapping[str, object] = knob(
+        "passed to the wrapper behind the simulator; lists as tuples", dict
+    )
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class SimulatorEnvConfig:
+    """Simulators of Gymnasium or EnvPool, or of a custom adapter."""
+
+    kind: str = knob(
+        "gymnasium, envpool, or package.module:Class of your own adapter", "gymnasium"
+    )
+    id: str = knob(
+        "simulator id, or package.module:function that makes one; a plan can do without",
+        "",
+    )
+    total_num_envs: int = knob("environments over all env ranks", 64, minimum=1)
+    max_episode_steps: int | None = knob(
+        "truncate episodes here; null: the simulator's own limit", None, minimum=1
+    )
+    kwargs: Mapping[str, object] = knob("passed to the simulator", dict)
+    wrappers: tuple[WrapperConfig, ...] = knob(
+        "of gymnasium, around each simulator, the innermost first", ()
+    )
+    enable_offload: bool = knob(
+        "leave the accelerators in stages that do not need the simulator", False
+    )
+    accelerator_memory: int = knob(
+        "bytes a rank's simulator holds on its accelerators", 0, unit="bytes"
+    )
+    group_name: str | None = knob(
+        "name of the worker group in a loop by hand; null: the component's", None
+    )
+
+    def missing(self, config: Config) -> Mapping[str, tuple[str, str]]:
+        """Return the keys that a run on simulators needs and that are not given: key -> (why, fix)."""
+        if self.id:
+            return {}
+        return {"env.id": ("the simulator that env steps", "id: InvertedPendulum-v5")}
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class TorchRolloutConfig:
+    """The rollout of a simulator policy, computed by torch."""
+
+    engine: Literal["torch"] = knob("generates actions", "torch")
+    pipeline_stage_num: int = knob(
+        "stage groups: env steps one while rollout infers another",
+        1,
+        minimum=1,
+        maximum=MOST_GROUPS,
+    )
+    action_chunk: int = knob(
+        "actions decided at once, which the simulator takes one after the other; a step is one decision",
+        1,
+        minimum=1,
+    )
+    merge_requests: bool = knob(
+        "answer waiting env ranks in one batch; false: results never depend on timing",
+        False,
+    )
+    enable_offload: bool = knob(
+        "leave the accelerators in stages that do not generate", False
+    )
+    workspace_memory: int = knob(
+        "bytes a rank needs beside its weights while generating", 0, unit="bytes"
+    )
+    group_name: str | None = knob(
+        "name of the worker group in a loop by hand; null: the component's", None
+    )

@@ -7,12 +7,17 @@ from collections.abc import Iterator
 from rlplace.checks import machines, names, waste
 from rlplace.checks.rule import Found, Rule, at_line, broken
 from rlplace.errors import Problem
-from rlplace.placement.counts import PARTNERS
 from rlplace.placement.language.hybrid import COLLOCATED, HybridComponentPlacement
 from rlplace.placement.language.spec import role_of
 from rlplace.placement.machines.topology import Ranges
 from rlplace.placement.plan import Placed, Rules, weight_routes
 from rlplace.placement.schedule import Residency
+
+# Role -> the role whose ranks hold the rows that it scores.
+PARTNERS = {
+    "reference": "actor",
+    "reward": "critic",
+}
 
 
 def _partners(placement: HybridComponentPlacement) -> list[tuple[str, str]]:

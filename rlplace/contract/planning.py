@@ -16,7 +16,6 @@ from rlplace.errors import Problem, Source
 from rlplace.placement.channels import ChannelPlan, channel_plan
 from rlplace.placement.language.hybrid import HybridComponentPlacement
 from rlplace.placement.machines.topology import Topology
-from rlplace.placement.memory.case import count_shared
 from rlplace.placement.memory.declared import DeclaredDemand
 from rlplace.placement.memory.demands import Demand
 from rlplace.placement.memory.ledger import (
@@ -26,6 +25,7 @@ from rlplace.placement.memory.ledger import (
     SharedMemory,
     other_ranks,
 )
+from rlplace.placement.memory.shared_memory import count_shared
 from rlplace.placement.plan import Placed, Plan
 from rlplace.placement.schedule import Residency
 from rlplace.units import counted

@@ -1,38 +1,20 @@
-"""The channels of a run: what each is for, the location of each of its keys, and how many items it holds there.
+"""Channels of a plan: the location of each of their keys, and how many items they hold there.
 
 The location of a key is that of its one consumer: the shared memory of that node, or the process if all its producers
-share it. Each location has a capacity of its own and holds all items that can be under way to it.
-
-Simulators::
-
-    env ── observations, by rollout rank ──▶ rollout      env ── trajectories, by actor rank ──▶ actor
-        ◀── actions, by env rank and stage group ──       actor ── weights, by rollout rank ──▶ rollout
-
-Text::
-
-    env ── requests ──▶ any rollout rank with room        env ── samples: whole groups ──▶ actor rank 0
-        ◀── completions, by env rank ── rollout           actor ── weights, by rollout rank ──▶ rollout
-
-    and for each critic, reference or reward, called scorer here:
-    env ── samples.scorer: the same groups ──▶ scorer     scorer ── scores.scorer ──▶ actor rank 0
-    actor ── returns: of whole groups ──▶ critic          actor ── weights.reference ──▶ reference, if refreshed
+share it. Each location has a capacity of its own and holds all items that can be under way to it. Which channels there
+are is the answer of each job.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import itertools
 from array import array
-from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from rlplace.placement.flow import Routes, block_edges
-from rlplace.placement.language.spec import RankLocations, process_name, role_of
-from rlplace.units import counted
+from rlplace.placement.language.spec import RankLocations, process_name
 
 if TYPE_CHECKING:
-    from rlplace.config.schema import Config
     from rlplace.placement.language.hybrid import HybridComponentPlacement
 
 # A sender puts the next message while the target takes the one before it.
@@ -114,22 +96,6 @@ class ChannelPlan:
         )
 
 
-def plan_channels(
-    config: Config, placement: HybridComponentPlacement, routes: Routes | None = None
-) -> tuple[ChannelPlan, ...]:
-    """Return the channels of a run. Each channel has room for all items that can be under way in it at once.
-
-    `routes`: the routes of rows in a job on simulators; None for a job on language models.
-    """
-    if routes is not None:
-        return tuple(
-            _simulator_channels(
-                placement, routes, config.torch_rollout.pipeline_stage_num
-            )
-        )
-    return (*_text_channels(config, placement), *_scorer_channels(config, placement))
-
-
 def asked_at_once(prompts: int, short_rounds: int) -> int:
     """Return the most prompts that can be under way at once.
 
@@ -137,168 +103,6 @@ def asked_at_once(prompts: int, short_rounds: int) -> int:
     round that waits for all answers. If it is above 0, the prompts of one short round are under way in addition.
     """
     return prompts + (-(-prompts // short_rounds) if short_rounds else 0)
-
-
-def _simulator_channels(
-    placement: HybridComponentPlacement, routes: Routes, stage_groups: int
-) -> Iterator[ChannelPlan]:
-    """Yield the channels of a job on simulators.
-
-    `stage_groups`: number of stage groups of each env rank (shares of its environments that step in turn). An env rank
-    has at most one unanswered step for each stage group, so the channels of observations and actions have room for one
-    item per stage group and share of a route. Trajectories are put into their channel in the rollout stage and taken
-    out in learn, so a whole iteration must fit. Weights are taken out while they are put in.
-    """
-    observed = routes.observations
-    gathered = routes.trajectories
-    pieces = f"{len(observed.sources)} pieces of a step x {counted(stage_groups, 'stage group')}"
-    answer = "one answer for each observation"
-    kept = "all pieces of an iteration wait there for learn"
-    for name, source, target, sources, targets, each, groups, why in (
-        (
-            "observations",
-            "env",
-            "rollout",
-            observed.sources,
-            observed.targets,
-            stage_groups,
-            0,
-            pieces,
-        ),
-        (
-            "actions",
-            "rollout",
-            "env",
-            observed.targets,
-            observed.sources,
-            stage_groups,
-            stage_groups,
-            answer,
-        ),
-        (
-            "trajectories",
-            "env",
-            "actor",
-            gathered.sources,
-            gathered.targets,
-            1,
-            0,
-            kept,
-        ),
-    ):
-        # In direct mode, env ranks call the rollout rank of their own process and need no channel.
-        if routes.direct and name != "trajectories":
-            continue
-        counts = Counter(targets)
-        waiting = [counts[rank] * each for rank in range(placement.world_size(target))]
-        inside = _inside(
-            sources, targets, placement.locations(source), placement.locations(target)
-        )
-        yield channel_plan(
-            placement, name, source, target, waiting, why, inside=inside, groups=groups
-        )
-    yield plan_weights(placement, "weights", "actor", "rollout")
-
-
-def _text_channels(
-    config: Config, placement: HybridComponentPlacement
-) -> Iterator[ChannelPlan]:
-    """Yield the channels of a job on language models, except those of scorers.
-
-    Scorers are the critic, reference and reward components.
-
-    Each channel has room for a whole iteration or evaluation, so that no rank waits, except the channel that carries
-    weights.
-    """
-    algorithm, runner, each = (
-        config.algorithm,
-        config.runner,
-        config.algorithm.samples_per_prompt,
-    )
-    prompts = algorithm.prompts or 0
-    held_out = runner.eval_prompts if runner.eval_every else 0
-    # The first turn of a prompt asks for all its samples in one request; each later turn asks for one sample.
-    turns = config.text_env.max_turns > 1
-    at_once = asked_at_once(prompts, algorithm.short_rounds)
-    requests = max(at_once * (each if turns else 1), held_out)
-    envs = placement.world_size("env")
-    engines = placement.world_size("rollout")
-    owned, tested = (
-        itertools.pairwise(block_edges(rows, envs)) for rows in (prompts, held_out)
-    )
-    drawn = runner.eval_samples
-    # Most answers per env rank: of one training iteration, or of one evaluation on held-out prompts.
-    answers = [
-        max(asked_at_once(b - a, algorithm.short_rounds) * each, (d - c) * drawn)
-        for (a, b), (c, d) in zip(owned, tested, strict=True)
-    ]
-    # Besides the answers, env rank 0 receives one message from each env rank when that rank is done.
-    answers[0] += envs
-    later = f", up to {each} of each in later turns" if turns else ""
-    asked = f"{requests // (each if turns else 1)} prompts{later}"
-    ends = f"the end of the iteration for {counted(engines, 'rollout rank')}"
-    yield channel_plan(
-        placement,
-        "requests",
-        "env",
-        "rollout",
-        requests + engines,
-        f"{asked}, and {ends}",
-    )
-    answered = (
-        "every answer of an env rank's prompts, and rank 0 hears when each rank is done"
-    )
-    yield channel_plan(placement, "completions", "rollout", "env", answers, answered)
-    ahead = (
-        f", and those of {algorithm.max_staleness} more"
-        if algorithm.max_staleness
-        else ""
-    )
-    kept = "all groups of an iteration wait there for learn"
-    groups = prompts * (1 + algorithm.max_staleness)
-    yield channel_plan(placement, "samples", "env", "actor", groups, kept + ahead)
-    yield plan_weights(placement, "weights", "actor", "rollout")
-
-
-def _scorer_channels(
-    config: Config, placement: HybridComponentPlacement
-) -> Iterator[ChannelPlan]:
-    """Yield the channels to and from scorers (critic, reference, reward), in a job on language models.
-
-    Each channel has room for whole iterations, except the channel that carries weights.
-    """
-    groups = (config.algorithm.prompts or 0) * (1 + config.algorithm.max_staleness)
-    samples = groups * config.algorithm.samples_per_prompt
-    for scorer in scorers_of(placement.components):
-        yield channel_plan(
-            placement,
-            f"samples.{scorer}",
-            "env",
-            scorer,
-            groups,
-            "all groups of an iteration",
-        )
-        yield channel_plan(
-            placement,
-            f"scores.{scorer}",
-            scorer,
-            "actor",
-            samples,
-            "a score of each sample, at most",
-        )
-    if "critic" in placement.components:
-        yield channel_plan(
-            placement, "returns", "actor", "critic", groups, "those of all groups"
-        )
-    if config.reference.refresh_every and "reference" in placement.components:
-        yield plan_weights(placement, "weights.reference", "actor", "reference")
-
-
-def scorers_of(components: Iterable[str]) -> tuple[str, ...]:
-    """Return the scorers among `components`: critic, reference and reward roles, which evaluate each sample."""
-    return tuple(
-        c for c in components if role_of(c) in ("critic", "reference", "reward")
-    )
 
 
 def channel_plan(
@@ -372,7 +176,7 @@ def participants_for(ranks: int) -> int:
     return max(LEAST_PARTICIPANTS, 2 * ranks)
 
 
-def _inside(
+def producers_inside(
     givers: Sequence[int],
     takers: Sequence[int],
     sources: RankLocations,

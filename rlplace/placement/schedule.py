@@ -107,15 +107,6 @@ class Needs:
         return max(self.of(stage, component) for stage in self.stages)
 
 
-SIMULATOR_NEEDS = Needs(
-    stages=("sync", "rollout", "learn"),
-    residency={
-        "sync": {"actor": Residency.WEIGHTS, "rollout": Residency.WEIGHTS},
-        "rollout": {"env": Residency.FULL, "rollout": Residency.FULL},
-        "learn": {"actor": Residency.FULL},
-    },
-)
-
 # Roles; a name such as reward.math is one more component of the role before its dot.
 REQUIRED = ("actor", "rollout")
 OPTIONAL = ("critic", "reference", "reward", "env", "agent")

@@ -14,8 +14,8 @@ from rlplace.config.compose import config_names, with_hydra
 from rlplace.config.read import read_config
 from rlplace.config.schema import Config
 from rlplace.contract.planning import make_plan
+from rlplace.jobs.language_model.channels import scorers_of
 from rlplace.placement import Plan, Topology
-from rlplace.placement.channels import scorers_of
 from rlplace.placement.schedule import Schedule, base_stage
 from rlplace.workers.launch.machines import declared_topology
 from tests.property.test_turns import cases

@@ -16,10 +16,11 @@ from rlplace.config.schema import Config
 from rlplace.config.yaml_text import quote, to_yaml
 from rlplace.contract.planning import make_plan
 from rlplace.errors import PlacementError
+from rlplace.jobs.simulator.plan import SIMULATOR_NEEDS
 from rlplace.placement import HybridComponentPlacement, Plan, Topology
 from rlplace.placement.flow import DeviceDelivery, Transport, deliver
 from rlplace.placement.machines.topology import Ranges
-from rlplace.placement.schedule import SIMULATOR_NEEDS, Residency
+from rlplace.placement.schedule import Residency
 from rlplace.placement.show.svg import render_svg
 from rlplace.placement.show.text import render_text
 from rlplace.placement.show.view import fold_nodes

@@ -15,17 +15,18 @@ from rlplace.contract.stages import Work
 from rlplace.envs.registry import check_task
 from rlplace.errors import Problem, Source
 from rlplace.jobs.language_model import iteration, plan
+from rlplace.jobs.language_model.counts import explain_counts
 from rlplace.jobs.language_model.evaluate import evaluate
 from rlplace.jobs.language_model.export import export
+from rlplace.jobs.language_model.memory import read_again, with_share
 from rlplace.jobs.language_model.rules.machine import launch_problems
 from rlplace.jobs.language_model.rules.own_engine import own_engine_problems
 from rlplace.jobs.language_model.rules.planned import plan_problems
 from rlplace.jobs.notes import learning_rate_notes
 from rlplace.jobs.variants import check_variant
-from rlplace.placement.counts import Count, explain_counts
+from rlplace.placement.counts import Count
 from rlplace.placement.language.spec import role_of
 from rlplace.placement.machines.topology import Topology
-from rlplace.placement.memory.case import read_again, with_share
 from rlplace.placement.memory.ledger import Measurements, MemoryCase
 from rlplace.placement.plan import Plan
 from rlplace.placement.schedule import Needs, base_stage

@@ -11,13 +11,13 @@ from rlplace.checks.rule import broken
 from rlplace.config.blocks.language_model import RewardConfig
 from rlplace.config.schema import Config
 from rlplace.errors import Problem, Source
+from rlplace.jobs.language_model.channels import plan_channels, scorers_of
+from rlplace.jobs.language_model.memory import slices_heads, text_case
 from rlplace.jobs.language_model.rules import placed as rules_of_placed
-from rlplace.placement.channels import plan_channels, scorers_of
 from rlplace.placement.flow import Route, deliver, deliver_by_node, scatter_rows
 from rlplace.placement.language.hybrid import HybridComponentPlacement
 from rlplace.placement.language.spec import role_of
 from rlplace.placement.machines.topology import Topology
-from rlplace.placement.memory.case import text_case
 from rlplace.placement.memory.ledger import Measurements, MemoryCase
 from rlplace.placement.plan import Placed, Plan, Rules, plan_components, weight_routes
 from rlplace.placement.schedule import Needs, placed_names, text_needs
@@ -94,9 +94,10 @@ def memory_of(config: Config, plan: Plan, measured: Measurements | None) -> Memo
     measured.
     """
 
-    def replan(other: Config, topology: Topology) -> tuple[Plan, MemoryCase]:
+    def replan(other: Config, topology: Topology) -> MemoryCase | None:
         planned = plan_of(other, topology, {})
-        return planned, memory_of(other, planned, measured)
+        case = memory_of(other, planned, measured)
+        return case if slices_heads(other, planned) else None
 
     return text_case(plan, config, replan, measured)
 

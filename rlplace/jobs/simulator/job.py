@@ -24,7 +24,7 @@ from rlplace.models.custom_module import check_module
 from rlplace.placement.machines.topology import Topology
 from rlplace.placement.memory.ledger import Measurements, MemoryCase
 from rlplace.placement.plan import Plan
-from rlplace.placement.schedule import SIMULATOR_NEEDS, Needs
+from rlplace.placement.schedule import Needs
 from rlplace.report.sinks import RUN_CONSOLE, Console
 from rlplace.report.summary import SIMULATED, Measures, Progress
 from rlplace.trained import Trained, where
@@ -66,7 +66,7 @@ class SimulatorJob(Job):
         return config.key_of(component)
 
     def needs(self, config: Config) -> Needs:
-        return SIMULATOR_NEEDS
+        return plan.SIMULATOR_NEEDS
 
     def plan(
         self, config: Config, topology: Topology, sources: Mapping[str, Source]

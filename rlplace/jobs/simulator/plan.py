@@ -12,13 +12,23 @@ from rlplace.checks.rule import Rule, broken
 from rlplace.config.schema import Config
 from rlplace.errors import Problem, Source
 from rlplace.jobs.simulator import rules
-from rlplace.placement.channels import plan_channels
+from rlplace.jobs.simulator.channels import plan_channels
+from rlplace.jobs.simulator.memory import simulator_case
 from rlplace.placement.flow import deliver, deliver_by_node, derive_routes
 from rlplace.placement.machines.topology import Topology
-from rlplace.placement.memory.case import simulator_case
 from rlplace.placement.memory.ledger import Measurements, MemoryCase
 from rlplace.placement.plan import Placed, Plan, Rules, plan_components
-from rlplace.placement.schedule import SIMULATOR_NEEDS
+from rlplace.placement.schedule import Needs, Residency
+
+# What each stage needs of each component
+SIMULATOR_NEEDS = Needs(
+    stages=("sync", "rollout", "learn"),
+    residency={
+        "sync": {"actor": Residency.WEIGHTS, "rollout": Residency.WEIGHTS},
+        "rollout": {"env": Residency.FULL, "rollout": Residency.FULL},
+        "learn": {"actor": Residency.FULL},
+    },
+)
 
 # Rules of a placement, in their order
 _RULES: tuple[Rule[PlacedJob], ...] = (
@@ -57,17 +67,14 @@ def plan_of(config: Config, topology: Topology, sources: Mapping[str, Source]) -
         ),
     )
     placement = plan.placement
-    routes = derive_routes(
-        placement,
-        config.simulator_env.total_num_envs,
-        config.torch_rollout.pipeline_stage_num,
-    )
+    stage_groups = config.torch_rollout.pipeline_stage_num
+    routes = derive_routes(placement, config.simulator_env.total_num_envs, stage_groups)
     sync = config.actor.sync
     on_devices = sync.mode == "all" and sync.through_host is not True
     return dataclasses.replace(
         plan,
         routes=routes,
-        channels=plan_channels(config, placement, routes),
+        channels=tuple(plan_channels(placement, routes, stage_groups)),
         deliveries=deliver(placement) if on_devices else deliver_by_node(placement),
     )
 
@@ -81,8 +88,8 @@ def memory_of(
     measured. `spaces`: observation and action spaces of the job's simulator; None if they are not known.
     """
 
-    def replan(other: Config, topology: Topology) -> tuple[Plan, MemoryCase]:
+    def replan(other: Config, topology: Topology) -> MemoryCase:
         planned = plan_of(other, topology, {})
-        return planned, memory_of(other, planned, measured, spaces)
+        return memory_of(other, planned, measured, spaces)
 
     return simulator_case(plan, config, replan, spaces, measured)

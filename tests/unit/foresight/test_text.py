@@ -7,8 +7,8 @@ import pytest
 from rlplace.algo.packing import pack_steps
 from rlplace.foresight.costs import Costs
 from rlplace.foresight.predict import Prediction, open_loop
+from rlplace.jobs.language_model.memory import read_again
 from rlplace.jobs.language_model.performance.loads import TextStages
-from rlplace.placement.memory.case import read_again
 from tests.foreseen import MS, PLACE, job_of, profile_of, timed
 
 GRPO = (

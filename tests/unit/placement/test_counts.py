@@ -10,8 +10,8 @@ from rlplace.checks import partners
 from rlplace.config.blocks.machines import ClusterConfig
 from rlplace.config.read import read_config
 from rlplace.contract.planning import make_plan
+from rlplace.jobs.language_model.counts import explain_counts
 from rlplace.placement import Topology, plan_components
-from rlplace.placement.counts import explain_counts
 
 FORTY_EIGHT = Topology.uniform(6, 8)
 THIRDS = {

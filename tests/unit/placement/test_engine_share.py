@@ -8,7 +8,7 @@ import pytest
 
 from rlplace.contract.planning import memory_case
 from rlplace.errors import PlacementError
-from rlplace.placement.memory.case import with_share
+from rlplace.jobs.language_model.memory import with_share
 from rlplace.placement.memory.ledger import MemoryCase
 from rlplace.placement.memory.solve import (
     SPARE,

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from rlplace.errors import Problem
+from rlplace.jobs.simulator.plan import SIMULATOR_NEEDS
 from rlplace.placement import HybridComponentPlacement
 from rlplace.placement.schedule import (
-    SIMULATOR_NEEDS,
     Residency,
     find_clashes,
     schedule_of,

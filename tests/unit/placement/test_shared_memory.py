@@ -11,17 +11,17 @@ from rlplace.comm import codec
 from rlplace.comm.channel import ChannelSpec
 from rlplace.comm.shared_memory.arena import segment_bytes
 from rlplace.comm.table import Table
+from rlplace.jobs.simulator.memory import simulator_items
 from rlplace.placement import Topology
 from rlplace.placement.channels import ChannelLocation
-from rlplace.placement.memory.case import (
+from rlplace.placement.memory.demands import HostPart
+from rlplace.placement.memory.records import render_ledger
+from rlplace.placement.memory.shared_memory import (
     WEIGHT_BUFFERS,
     channel_bytes,
     count_shared,
     item_segment_bytes,
-    simulator_items,
 )
-from rlplace.placement.memory.demands import HostPart
-from rlplace.placement.memory.records import render_ledger
 from rlplace.placement.memory.solve import find_shortages
 from rlplace.placement.schedule import Residency
 from rlplace.trajectory import ActionChunk, Observation, Trajectory

@@ -29,11 +29,11 @@ from rlplace.foresight.loads import (
     Stages,
     least_of,
 )
+from rlplace.jobs.language_model.memory import read_again
 from rlplace.jobs.language_model.performance.learners import pack, sizes_of
 from rlplace.jobs.language_model.performance.ranks import Lengths, Request
 from rlplace.placement.flow import block_edges
 from rlplace.placement.language.spec import role_of
-from rlplace.placement.memory.case import read_again
 from rlplace.workers.arguments import SCORERS, asked_of
 
 # Iterations of a prediction that are counted, if nothing is generated ahead

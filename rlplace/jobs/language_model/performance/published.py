@@ -26,10 +26,10 @@ from rlplace.foresight.profile import (
     Point,
     Profile,
 )
+from rlplace.jobs.language_model.memory import model_of
 from rlplace.placement.language.spec import role_of
 from rlplace.placement.machines.products import known_name
 from rlplace.placement.machines.topology import Node
-from rlplace.placement.memory.case import model_of
 from rlplace.placement.memory.ledger import MemoryCase, MemoryLedger
 from rlplace.placement.plan import Plan
 from rlplace.placement.schedule import Residency

@@ -21,10 +21,10 @@ from rlplace.config.schema import Config
 from rlplace.foresight.costs import Cost, Costs
 from rlplace.foresight.ranks import Body, Rank, Site
 from rlplace.foresight.world import Barrier, Event, Sleep
+from rlplace.jobs.language_model.memory import read_again
 from rlplace.metrics import Metric, Metrics
 from rlplace.placement.channels import asked_at_once
 from rlplace.placement.language.slots import Slot
-from rlplace.placement.memory.case import read_again
 from rlplace.placement.plan import Plan
 from rlplace.stopwatch import Stopwatch
 from rlplace.workers.arguments import (

@@ -197,6 +197,36 @@ DECIDED_BY = {"config.which_job", "contract.registry", "jobs"}
 # `mlp` is a network there, or a part of a weight's name.
 NETWORKS = {"config.blocks.policies", "models"}
 
+# Blocks of a config that only one job has -> the only modules (or rooms) that may import them: the job, its workers,
+# its simulators, tasks and models, their memory; and the one Config that puts the blocks of both jobs together.
+BLOCKS = {
+    "config.blocks.simulator": {
+        "cli.doctor",
+        "config.schema",
+        "envs",
+        "jobs.simulator",
+    },
+    "config.blocks.policies": {
+        "config.blocks.training",
+        "config.schema",
+        "envs.registry",
+        "jobs.simulator",
+        "models",
+        "placement.memory.policies",
+    },
+    "config.blocks.language_model": {
+        "config.schema",
+        "envs.registry",
+        "envs.text",
+        "jobs.language_model",
+        "models.vision",
+        "placement.memory.demands",
+        "placement.memory.formulas",
+        "workers.engines",
+        "workers.roles",
+    },
+}
+
 EMPTY_NAMES = {
     "manager",
     "handler",
@@ -397,6 +427,17 @@ def imported_jobs(module: Module) -> Iterator[str]:
         yield f"{module.name}:{line}: only contract.registry names what is in {room}"
 
 
+def blocks_of_one_job(module: Module) -> Iterator[str]:
+    """A block of one job is known where that job is at work, and nowhere else."""
+    for line, name in imports(module.tree):
+        if name == f"{PACKAGE}.config.blocks":
+            yield f"{module.name}:{line}: import the names of a block from its module"
+        block = name.removeprefix(f"{PACKAGE}.")
+        places = BLOCKS.get(block, set())
+        if places and not module.within(places):
+            yield f"{module.name}:{line}: {block} is imported only by {', '.join(sorted(places))}"
+
+
 def passed_sentences(module: Module) -> Iterator[str]:
     """Errors take their texts from rlplace.codes; no function of a module's own makes them of sentences."""
     for node in ast.walk(module.tree):
@@ -485,6 +526,7 @@ RULES = (
     private_of_ray,
     compared_jobs,
     imported_jobs,
+    blocks_of_one_job,
     passed_sentences,
     missing_purpose,
     empty_names,
@@ -537,6 +579,21 @@ def test_every_module_keeps_the_rule(rule: Callable[[Module], Iterator[str]]) ->
         ),
         (imported_jobs, "runtime.run", "def f():\n    from rlplace import jobs"),
         (imported_jobs, "runtime.run", "x = find('rlplace.jobs.simulator.job:Job')"),
+        (
+            blocks_of_one_job,
+            "config.read",
+            "from rlplace.config.blocks.language_model import RewardConfig",
+        ),
+        (
+            blocks_of_one_job,
+            "jobs.simulator.plan",
+            "from rlplace.config.blocks.language_model import TextEnvConfig",
+        ),
+        (
+            blocks_of_one_job,
+            "config.open_job",
+            "from rlplace.config.blocks import simulator",
+        ),
         (passed_sentences, "jobs.notes", "def _wrong(code, got): ..."),
         (passed_sentences, "cli.plan", "def refuse(key, what, *, why=None): ..."),
         (missing_purpose, "execution.loop", "x = 1"),
@@ -645,6 +702,8 @@ def test_every_room_and_door_exists() -> None:
         for places in table.values()
         for place in places
     }
+    for block, within in BLOCKS.items():
+        places |= {block, *within}
     places |= DECIDED_BY | NETWORKS
     assert (rooms | places) - there == set()
 

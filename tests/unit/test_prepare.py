@@ -14,10 +14,11 @@ import pytest
 
 from rlplace.checks.rule import broken
 from rlplace.config.blocks.training import AlgorithmConfig
-from rlplace.config.read import read_config, with_folder
+from rlplace.config.read import read_config
 from rlplace.config.schema import Config
 from rlplace.contract.planning import make_plan
 from rlplace.errors import ConfigError, Problem, Source
+from rlplace.jobs.language_model.folders import with_folder
 from rlplace.jobs.language_model.rules import engines, images
 from rlplace.jobs.language_model.rules.case import PlannedJob
 from rlplace.models.heads import reward_head_problem, value_head_problem

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rlplace.codes import config_error
-from rlplace.config.read import try_config, with_folder
+from rlplace.config.read import try_config
 from rlplace.config.schema import Config
 from rlplace.contract.job import Job
 from rlplace.contract.requests import Evaluation, EvaluationRequest, ExportRequest
@@ -18,6 +18,7 @@ from rlplace.jobs.language_model import iteration, plan
 from rlplace.jobs.language_model.counts import explain_counts
 from rlplace.jobs.language_model.evaluate import evaluate
 from rlplace.jobs.language_model.export import export
+from rlplace.jobs.language_model.folders import with_folder
 from rlplace.jobs.language_model.memory import read_again, with_share
 from rlplace.jobs.language_model.rules.machine import launch_problems
 from rlplace.jobs.language_model.rules.own_engine import own_engine_problems

@@ -10,8 +10,9 @@ import pytest
 
 from rlplace.config import compose, model_folder
 from rlplace.config.model_folder import no_folder
-from rlplace.config.read import read_config, with_folder
+from rlplace.config.read import read_config
 from rlplace.errors import ConfigError
+from rlplace.jobs.language_model.folders import with_folder
 from rlplace.jobs.language_model.rules.machine import weights_problems
 from rlplace.runtime.prepare import prepare_composed
 

@@ -23,8 +23,8 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from benchmarks.one_file import OneFile, Samples
 from rlplace.algo.minibatches import Rows
+from rlplace.config.blocks.simulator import SimulatorJobConfig
 from rlplace.config.read import read_config
-from rlplace.config.schema import Config
 from rlplace.envs.contract import ContinuousActions, Spaces
 from rlplace.models.policy_networks import build_policy
 from rlplace.trajectory import Trajectory
@@ -71,8 +71,8 @@ def timed(side: Callable[[], object]) -> float:
     return (time.perf_counter() - began) / (EPOCHS * MINIBATCHES) * 1e3
 
 
-def config_of(widths: Sequence[int]) -> Config:
-    return read_config(
+def config_of(widths: Sequence[int]) -> SimulatorJobConfig:
+    config = read_config(
         {
             "cluster": {"component_placement": {}},
             "env": {"id": "HalfCheetah-v5", "total_num_envs": ENVS},
@@ -86,6 +86,8 @@ def config_of(widths: Sequence[int]) -> Config:
             "runner": {"total_iterations": 100},
         }
     )
+    assert isinstance(config, SimulatorJobConfig)
+    return config
 
 
 def made_up() -> Trajectory:

@@ -24,12 +24,12 @@ from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedModel
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
+from rlplace.config.blocks.language_model import LanguageModelJobConfig
 from rlplace.config.read import read_config
-from rlplace.config.schema import Config
 from rlplace.models.causal_lm import LmSpec
 from rlplace.placement.memory.model import read_model
 from rlplace.tokens import Sample
-from rlplace.workers.arguments import WorkerArguments
+from rlplace.workers.arguments import TextArguments
 from rlplace.workers.training.experience import AdvantageEstimator
 from rlplace.workers.training.lm_learner import ActorLearner
 from rlplace.workers.training.optimizer import Trainer
@@ -73,9 +73,7 @@ def main() -> None:
             for config in configs
         ]
         estimator = AdvantageEstimator(
-            WorkerArguments(
-                config=configs[0], ranks={"actor": 1, "env": 1, "rollout": 1}
-            )
+            TextArguments(config=configs[0], ranks={"actor": 1, "env": 1, "rollout": 1})
         )
         seconds: list[list[float]] = [
             [],
@@ -153,7 +151,7 @@ def write_model(folder: Path, layers: int) -> PreTrainedModel:
 
 
 def make_learner(
-    config: Config, folder: Path, ranks: Ranks, checkpointing: bool
+    config: LanguageModelJobConfig, folder: Path, ranks: Ranks, checkpointing: bool
 ) -> ActorLearner:
     lm = TrainedLm(LmSpec(folder=folder, checkpointing=checkpointing), ranks)
     trainer = Trainer(
@@ -166,8 +164,8 @@ def make_learner(
 
 def config_of(
     folder: Path, groups: Sequence[Sequence[Sample]], *, share_prompts: bool
-) -> Config:
-    return read_config(
+) -> LanguageModelJobConfig:
+    config = read_config(
         {
             "cluster": {"component_placement": {}},
             "algorithm": {
@@ -186,6 +184,8 @@ def config_of(
             "env": {"task": "arithmetic"},
         }
     )
+    assert isinstance(config, LanguageModelJobConfig)
+    return config
 
 
 def plain_step(

@@ -20,6 +20,7 @@ from gymnasium.spaces import Box
 from numpy.typing import NDArray
 
 from rlplace.comm.channel import ChannelSpec
+from rlplace.config.blocks.simulator import SimulatorJobConfig
 from rlplace.config.read import read_config
 from rlplace.contract.planning import make_plan
 from rlplace.envs.registry import describe
@@ -119,6 +120,7 @@ def make_job(launcher: str, groups: int, sim_ms: float, policy_ms: float) -> Slo
         "algorithm": {"rollout_steps": STEPS},
     }
     config = read_config(mapping)
+    assert isinstance(config, SimulatorJobConfig)
     plan = make_plan(config, declared_topology(config.cluster))
     return SlowJob(
         config=config,
@@ -126,7 +128,7 @@ def make_job(launcher: str, groups: int, sim_ms: float, policy_ms: float) -> Slo
             component: plan.placement.world_size(component)
             for component in plan.placement.components
         },
-        spaces=describe(config.simulator_env),
+        spaces=describe(config.env),
         routes=plan.row_routes,
         deliveries=plan.deliveries,
         row_s=policy_ms / 1e3 / ROWS,

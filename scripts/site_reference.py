@@ -24,7 +24,7 @@ from rlplace.config.fields import (
     subject_of,
     tag_of,
 )
-from rlplace.config.schema import Config
+from rlplace.config.of_job import config_of
 from rlplace.units import show_bytes
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -153,7 +153,7 @@ class Key:
 def config_page() -> str:
     """Return a table for each block of the config, with the jobs that have a key where not all have it."""
     found = {
-        job: {(key.name, key.tag): key for key in keys_of(Config, job)}
+        job: {(key.name, key.tag): key for key in keys_of(config_of(job), job)}
         for job in jobs()
     }
     names = dict.fromkeys(itertools.chain.from_iterable(found.values()))

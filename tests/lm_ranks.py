@@ -24,7 +24,7 @@ from rlplace.workers.arguments import (
     RETURNS,
     SAMPLES,
     WEIGHTS,
-    WorkerArguments,
+    TextArguments,
     samples_for,
     scores_of,
 )
@@ -67,7 +67,7 @@ class LmScenario:
     session: Session = WHOLE
 
     @property
-    def job(self) -> WorkerArguments:
+    def job(self) -> TextArguments:
         rules = {"grpo": {"tis_cap": None, "loss": "token"}, "ppo": {}}
         name = "grpo" if self.component == "actor" else "ppo"
         everyone = tuple(range(self.ranks))
@@ -97,7 +97,7 @@ class LmScenario:
             tensor_parallel_size=self.tensor_parallel,
             context_parallel_size=self.context_parallel,
         )
-        return WorkerArguments(
+        return TextArguments(
             config=config,
             ranks=ranks,
             deliveries=deliveries,

@@ -17,7 +17,7 @@ from rlplace.workers.arguments import (
     RETURNS,
     SAMPLES,
     WEIGHTS,
-    WorkerArguments,
+    TextArguments,
     samples_for,
     scores_of,
 )
@@ -65,7 +65,7 @@ class RlhfStage:
         )
         ranks = dict.fromkeys((*components, "rollout", "env"), 1)
         again = {component: 0.25 for component in components if component != "reward"}
-        self.job = WorkerArguments(config=config, ranks=ranks, read_again=again)
+        self.job = TextArguments(config=config, ranks=ranks, read_again=again)
         names = [
             SAMPLES,
             WEIGHTS,

@@ -22,7 +22,7 @@ from rlplace.placement.schedule import Residency
 from rlplace.tokens import Sample, Scores
 from rlplace.workers.arguments import (
     REFERENCE_WEIGHTS,
-    WorkerArguments,
+    TextArguments,
     samples_for,
     scores_of,
 )
@@ -59,7 +59,7 @@ class ScorerScenario:
     timeout_s: float = TIMEOUT_S  # of channels
 
     @property
-    def job(self) -> WorkerArguments:
+    def job(self) -> TextArguments:
         model = (
             {}
             if self.component == "reward" and {"function", "url"} & set(self.block)
@@ -94,7 +94,7 @@ class ScorerScenario:
             tensor_parallel_size=self.tensor_parallel,
             context_parallel_size=self.context_parallel,
         )
-        return WorkerArguments(
+        return TextArguments(
             config=config,
             ranks=dict.fromkeys(components, 1),
             working={self.component: WORKING},

@@ -198,32 +198,36 @@ DECIDED_BY = {"config.which_job", "contract.registry", "jobs"}
 NETWORKS = {"config.blocks.policies", "models"}
 
 # Blocks of a config that only one job has -> the only modules (or rooms) that may import them: the job, its workers,
-# its simulators, tasks and models, their memory; and the one Config that puts the blocks of both jobs together.
+# its simulators, tasks and models, their memory; and the table that has the config of each job.
 BLOCKS = {
     "config.blocks.simulator": {
         "cli.doctor",
-        "config.schema",
+        "config.of_job",
         "envs",
         "jobs.simulator",
+        "models.policy",
+        "workers.arguments",
+        "workers.training.policy_learner",
     },
     "config.blocks.policies": {
         "config.blocks.training",
-        "config.schema",
         "envs.registry",
         "jobs.simulator",
         "models",
         "placement.memory.policies",
     },
     "config.blocks.language_model": {
-        "config.schema",
+        "config.of_job",
         "envs.registry",
         "envs.text",
         "jobs.language_model",
         "models.vision",
         "placement.memory.demands",
         "placement.memory.formulas",
+        "workers.arguments",
         "workers.engines",
         "workers.roles",
+        "workers.training.lm_learner",
     },
 }
 

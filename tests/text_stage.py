@@ -23,7 +23,7 @@ from rlplace.workers.arguments import (
     REQUESTS,
     SAMPLES,
     EndOfIteration,
-    WorkerArguments,
+    TextArguments,
 )
 from rlplace.workers.roles.text_env import TextEnvWorker
 from rlplace.workers.worker import Rendezvous, WorkerContext
@@ -133,7 +133,7 @@ class TextStage:
                 "faults": dict(faults or {}),
             }
         )
-        self.job = WorkerArguments(
+        self.job = TextArguments(
             config=config, ranks={"actor": 1, "env": env_ranks, "rollout": 1}
         )
         self.channels = {

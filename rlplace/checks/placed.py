@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Self
 
 from rlplace.placement.plan import Placed
 
@@ -21,7 +21,7 @@ class PlacedJob(Placed):
     config: Config
 
     @classmethod
-    def of(cls, config: Config, placed: Placed) -> PlacedJob:
+    def of(cls, config: Config, placed: Placed) -> Self:
         """Return a job with this config and this placement."""
         return cls(
             config=config,

@@ -16,7 +16,7 @@ def _joined(case: PlacedJob) -> list[str]:
         role = role_of(component)
         trained = role in ("actor", "critic", "reference")
         if trained or (
-            role == "reward" and case.config.reward_of(component).kind == "model"
+            role == "reward" and case.config.block_of(component).kind == "model"
         ):
             found.append(component)
     return found

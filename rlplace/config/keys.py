@@ -7,7 +7,7 @@ import typing
 from collections.abc import Iterator
 
 from rlplace.config.fields import JobName, block_at, blocks_in, fields_of, jobs
-from rlplace.config.schema import Config
+from rlplace.config.of_job import config_of
 
 PLACEMENT = "cluster.component_placement"
 
@@ -21,7 +21,7 @@ def all_places(job: JobName) -> tuple[str, ...]:
             for below in blocks_in(hint):
                 yield from inside(below, f"{above}{name}.")
 
-    return tuple(dict.fromkeys(inside(Config, "")))
+    return tuple(dict.fromkeys(inside(config_of(job), "")))
 
 
 def every_place() -> tuple[str, ...]:
@@ -43,7 +43,7 @@ def takes_list(key: str) -> bool:
     path = above.split(".") if above else ()
     hints = []
     for job in jobs():
-        fields = fields_of(block_at(Config, job, path), job)
+        fields = fields_of(block_at(config_of(job), job, path), job)
         if name in fields:
             hints.append(fields[name][1])
     return any(

@@ -36,6 +36,7 @@ from rlplace.config.fields import (
 from rlplace.config.found import Found, drop, value_at
 from rlplace.config.from_environment import decoded
 from rlplace.config.keys import PLACEMENT, all_places, every_place, places_of
+from rlplace.config.of_job import config_of, same_block
 from rlplace.config.other_names import (
     BELOW,
     KEYS,
@@ -124,7 +125,7 @@ def try_config(
         return None, found.problems
     _replace_renamed(written, found)
     job = find_job(written, found)
-    config, problems = read_block(Config, written, job, places)
+    config, problems = read_block(config_of(job), written, job, places)
     if config is not None and config.runs:
         for key, (reason, line) in config.missing.items():
             # Problems of the cluster block are reported by the plan, with all others of that block.
@@ -203,7 +204,7 @@ def read_block(
     from rlplace.config.validate import model_of, plain
 
     found = Found(sources=sources or {})
-    written = _of_job(block, block, mapping, job, "", found)
+    written = _of_job(block, same_block(block, job), mapping, job, "", found)
     try:
         return plain(
             model_of(cast(Any, block), job).model_validate(written)
@@ -569,13 +570,17 @@ def word_meant(name: str, value: str) -> str | None:
     """
     for job in jobs():
         places = all_places(job)
-        found = name if name in places else _place_of(name, fields_of(Config, job), job)
+        found = (
+            name
+            if name in places
+            else _place_of(name, fields_of(config_of(job), job), job)
+        )
         # No block
         if found is not None and not any(
             place.startswith(f"{found}.") for place in places
         ):
             above, _, last = found.rpartition(".")
-            switch = not above and fields_of(Config, job)[last][1] is bool
+            switch = not above and fields_of(config_of(job), job)[last][1] is bool
             return f"{found}={value or ('true' if switch else '<a value>')}"
     return None
 

@@ -20,10 +20,10 @@ from pydantic_core import PydanticCustomError
 
 from rlplace.codes import problem
 from rlplace.config.fields import JobName, default_of, fields_of, jobs, tag_of
+from rlplace.config.of_job import config_of
 from rlplace.config.other_names import meant_word
 from rlplace.config.own import OWN, OWN_NAME, OwnName, block_of_name
 from rlplace.config.read import MOST_WHOLE
-from rlplace.config.schema import Config
 from rlplace.config.which_job import MARKED, MODEL_KEYS, USUAL, marks
 from rlplace.config.yaml_text import show
 
@@ -624,13 +624,13 @@ def config_schema() -> dict[str, Any]:
     The schema does not require any key, since further files or overrides may set the key.
     """
     _, schema = pydantic.json_schema.models_json_schema(
-        [(model_of(Config, job), "validation") for job in jobs()]
+        [(model_of(config_of(job), job), "validation") for job in jobs()]
     )
     blocks: dict[str, Any] = {
         name: _relaxed(block) for name, block in schema["$defs"].items()
     }
     for job in jobs():
-        blocks[f"Config_{job}"]["properties"] |= _HYDRA
+        blocks[_name_of(job)]["properties"] |= _HYDRA
     keys: dict[str, Any] = {
         "type": "object",
         "anyOf": [{"required": [key]} for key in MODEL_KEYS],
@@ -641,10 +641,15 @@ def config_schema() -> dict[str, Any]:
         "title": "rlplace config",
         "type": "object",
         "if": {"anyOf": [*conditions, _having("actor.model", keys)]},
-        "then": {"$ref": f"#/$defs/Config_{MARKED}"},
-        "else": {"$ref": f"#/$defs/Config_{USUAL}"},
+        "then": {"$ref": f"#/$defs/{_name_of(MARKED)}"},
+        "else": {"$ref": f"#/$defs/{_name_of(USUAL)}"},
         "$defs": blocks,
     }
+
+
+def _name_of(job: JobName) -> str:
+    """Return the name of the JSON Schema of a job's config."""
+    return model_of(config_of(job), job).__name__
 
 
 def _having(key: str, schema: dict[str, Any]) -> dict[str, Any]:

@@ -23,8 +23,7 @@ from rlplace.extras import install_command
 
 if TYPE_CHECKING:
     from rlplace.config.blocks.language_model import TextEnvConfig
-    from rlplace.config.blocks.simulator import SimulatorEnvConfig
-    from rlplace.config.schema import Config
+    from rlplace.config.blocks.simulator import SimulatorEnvConfig, SimulatorJobConfig
     from rlplace.envs.contract import Adapter, Simulator, Spaces
     from rlplace.envs.text.contract import Split, TextTask
 
@@ -419,12 +418,12 @@ def make_simulator(config: SimulatorEnvConfig, rows: int, chunk: int) -> Simulat
     return in_chunks(simulator, chunk)
 
 
-def spaces_of_job(config: Config) -> Spaces:
+def spaces_of_job(config: SimulatorJobConfig) -> Spaces:
     """Return the spaces of a job's policy: those of the simulator, with the policy's memory and chunks of actions.
 
     Raises ConfigError if the job's model cannot take the simulator's observations.
     """
-    spaces = describe(config.simulator_env)
+    spaces = describe(config.env)
     # An MLP takes numbers only
     pictures = [part for part in spaces.entries if part.dtype == "uint8"]
     model = config.actor.policy
@@ -477,7 +476,7 @@ def spaces_of_job(config: Config) -> Spaces:
             error="patch",
             narrow=narrow,
         )
-    chunk = config.torch_rollout.action_chunk
+    chunk = config.rollout.action_chunk
     return spaces.remembering(model.remembered).chunked(chunk)
 
 

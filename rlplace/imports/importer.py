@@ -22,8 +22,8 @@ from rlplace.codes import config_error, problem
 from rlplace.config.blocks.machines import ClusterConfig
 from rlplace.config.fields import Field, JobName, block_in, fields_of
 from rlplace.config.keys import PLACEMENT
+from rlplace.config.of_job import config_of
 from rlplace.config.read import read_config, try_config
-from rlplace.config.schema import Config
 from rlplace.config.yaml_text import quote
 from rlplace.contract.planning import make_plan
 from rlplace.errors import ConfigError, PlacementError, Problem, did_you_mean
@@ -34,6 +34,8 @@ from rlplace.placement.language.spec import role_of
 from rlplace.placement.schedule import OPTIONAL, REQUIRED
 
 ROLES = (*REQUIRED, *OPTIONAL)
+# Top blocks that are written before all others
+_PLACED = ("cluster", *ROLES)
 Outcome = Literal["equal", "differs", "implied", "unmapped", "unknown"]
 # Keys that are written before the components placed on them
 _MACHINES = (
@@ -338,7 +340,7 @@ class Draft:
         return default
 
     def _field(self, key: str) -> Field | None:
-        block: type | None = Config
+        block: type | None = config_of(self.target.job)
         found: Field | None = None
         for name in key.split("."):
             found = None
@@ -659,14 +661,16 @@ def finish(draft: Draft, topology: Topology, offload: Mapping[str, bool]) -> Imp
 
 
 def ordered(
-    mapping: Mapping[str, object], job: JobName, root: type = Config
+    mapping: Mapping[str, object], job: JobName, root: type | None = None
 ) -> dict[str, object]:
     """Return a config or block with its keys in the usual order of rlplace's configs.
 
-    `job`: the kind of job that the config is for. `root`: the dataclass whose fields are the keys of the mapping.
+    `job`: the kind of job that the config is for. `root`: the dataclass whose fields are the keys of the mapping;
+    None: that of the whole config.
     """
     fields = sorted(
-        fields_of(root, job).items(), key=lambda item: item[0] not in _MACHINES
+        fields_of(root or config_of(job), job).items(),
+        key=lambda item: (item[0] not in _MACHINES, item[0] not in _PLACED),
     )
     found: dict[str, object] = {}
     for name, (_, hint) in fields:

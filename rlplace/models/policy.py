@@ -20,7 +20,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from rlplace.codes import config_error
-from rlplace.config.schema import Config
+from rlplace.config.blocks.simulator import SimulatorJobConfig
 from rlplace.envs.contract import ContinuousActions, Spaces
 from rlplace.envs.registry import needs, spaces_of_job
 from rlplace.errors import ConfigError
@@ -52,7 +52,7 @@ class Policy(nn.Module):
         self,
         network: PolicyNetwork,
         spaces: Spaces,
-        config: Config,
+        config: SimulatorJobConfig,
         *,
         seed: int,
     ) -> None:
@@ -159,7 +159,7 @@ def policy_of(trained: Trained, *, seed: int, key: str) -> Policy:
     seed of sampled actions. `key`: the argument or config key that errors name. Raises ConfigError for damaged weights,
     or for weights of a policy for another simulator.
     """
-    config: Config = trained.config
+    config: SimulatorJobConfig = trained.config
     spaces = spaces_of_job(config)
     network = build_policy(spaces, config.actor, config.algorithm, config.runner.seed)
     # The weights must be those of a policy for the simulator as it is now
@@ -182,7 +182,7 @@ def policy_of(trained: Trained, *, seed: int, key: str) -> Policy:
             name=odd[0],
             stored=there.get(odd[0], "missing"),
             wanted=wanted.get(odd[0], "missing"),
-            simulator=config.simulator_env.id,
+            simulator=config.env.id,
         )
     network.load_state_dict(found)
     network.requires_grad_(False).eval()

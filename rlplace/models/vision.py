@@ -23,8 +23,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from rlplace.codes import config_error
-from rlplace.config.blocks.language_model import TextEnvConfig
-from rlplace.config.schema import Config
+from rlplace.config.blocks.language_model import LanguageModelJobConfig, TextEnvConfig
 from rlplace.envs.text.contract import Image
 from rlplace.tokens import Files, Tokens
 
@@ -174,7 +173,7 @@ class VisionSpec:
         return np.repeat(tokens, repeats)
 
 
-def policy_of(config: Config, folder: Path) -> type[CausalLm]:
+def policy_of(config: LanguageModelJobConfig, folder: Path) -> type[CausalLm]:
     """Return the class of the language model that the actor trains. `folder`: the folder of its files."""
     from rlplace.models.causal_lm import ActorCriticLm
 
@@ -183,14 +182,14 @@ def policy_of(config: Config, folder: Path) -> type[CausalLm]:
     return causal_lm_of(config, folder)
 
 
-def causal_lm_of(config: Config, folder: Path) -> type[CausalLm]:
+def causal_lm_of(config: LanguageModelJobConfig, folder: Path) -> type[CausalLm]:
     """Return the class for the language model in `folder`.
 
     If the model reads images, return a class that reads images, too.
     """
     from rlplace.models.causal_lm import CausalLm
 
-    vision = VisionSpec.of(folder, config.text_env)
+    vision = VisionSpec.of(folder, config.env)
     if vision is None:
         return CausalLm
     # Image processors take a second to import

@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Literal
 
+from rlplace.config.blocks.language_model import LanguageModelJobConfig
+from rlplace.config.blocks.simulator import SimulatorJobConfig
 from rlplace.config.schema import Config
 from rlplace.envs.contract import Spaces
 from rlplace.placement.flow import Delivery, Routes, block_edges
@@ -96,10 +98,15 @@ class WorkerArguments:
     # Whether checkpoints are copied and written during the next iteration; if not, that iteration waits
     copies_checkpoints: bool = True
 
-    # ── of text tasks ────────────────────────────────────────────────────────────────────────────────────────────────
-
     def parallel_of(self, component: str) -> Parallel:
         return self.parallel.get(component, Parallel())
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class TextArguments(WorkerArguments):
+    """What every worker of a run on a language model is told: the value of `Worker.config`."""
+
+    config: LanguageModelJobConfig
 
     @property
     def model(self) -> Path:
@@ -153,11 +160,14 @@ class SimulatorArguments(WorkerArguments):
     `spaces`: shapes of observations and actions. `routes`: which rows (environments) go from which rank to which.
     """
 
+    config: SimulatorJobConfig
     spaces: Spaces
     routes: Routes
 
 
-def asked_of(config: Config) -> frozenset[Literal["old", "reference", "values"]]:
+def asked_of(
+    config: LanguageModelJobConfig,
+) -> frozenset[Literal["old", "reference", "values"]]:
     """Return what the actor has to compute for the samples of an iteration before its first optimizer step.
 
     "old": log-probabilities by its own weights. "reference": log-probabilities of a reference that shares the actor's
@@ -188,7 +198,7 @@ def asked_of(config: Config) -> frozenset[Literal["old", "reference", "values"]]
 # of several versions.
 
 
-def parts_of(job: WorkerArguments) -> tuple[int, ...]:
+def parts_of(job: TextArguments) -> tuple[int, ...]:
     """Return the sizes of the parts in which an iteration's groups are learned: the number of groups of each part, in
     order.
 

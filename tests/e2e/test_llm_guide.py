@@ -103,8 +103,8 @@ def test_the_settings_are_read() -> None:
     assert images["defaults"] == another["defaults"]
     with_images = read_config(rest | {"env": images["env"]})
     assert (
-        with_images.text_env.kwargs["image"],
-        with_images.text_env.max_image_bytes,
+        with_images.env.kwargs["image"],
+        with_images.env.max_image_bytes,
     ) == ("image", 1 << 20)
     assert real.pop("defaults") == ["grpo_qwen3_8b", "_self_"]
     whole = read_config(
@@ -115,7 +115,7 @@ def test_the_settings_are_read() -> None:
             "algorithm": {"prompts": 1, **real["algorithm"]},
         }
     )
-    assert [reward.name for reward in whole.text_env.rewards] == [
+    assert [reward.name for reward in whole.env.rewards] == [
         "math_verify",
         "length_penalty",
     ]
@@ -124,11 +124,11 @@ def test_the_settings_are_read() -> None:
         0.6,
     )
     with_agent = read_config(rest | agent)
-    assert (with_agent.text_env.task, with_agent.text_env.max_turns) == ("agent", 4)
+    assert (with_agent.env.task, with_agent.env.max_turns) == ("agent", 4)
     assert another["defaults"] == ["hybrid_grpo_llm", "_self_"]
     assert another["env"]["kwargs"] == task["env"]["kwargs"]
     config = read_config(task | rest)
-    assert [reward.name for reward in config.text_env.rewards] == [
+    assert [reward.name for reward in config.env.rewards] == [
         "math_answer",
         "my_rewards:brief",
     ]

@@ -24,7 +24,8 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from rlplace.config.compose import with_hydra
-from rlplace.config.schema import Config
+from rlplace.config.fields import jobs
+from rlplace.config.of_job import config_of
 from rlplace.config.yaml_text import line_sources
 from rlplace.errors import ConfigError, PlacementError, Problem, Source
 from rlplace.foresight.show import foreseen
@@ -34,7 +35,7 @@ ROWS = yaml.safe_load(
     (Path(__file__).parent / "wrong_configs.yaml").read_text(encoding="utf-8")
 )
 PLACEMENT = "cluster.component_placement"
-BLOCKS = {field.name for field in dataclasses.fields(Config)}
+BLOCKS = {field.name for job in jobs() for field in dataclasses.fields(config_of(job))}
 MOST_ROUNDS = 3  # a placement is read after the rest of a config is right
 
 

@@ -119,7 +119,7 @@ def places(instance: Instance, groups: int, component: str) -> list[range]:
     """The intervals on which a component has work for every rank: rows, or a share of a node for language models."""
     found = intervals(instance.each, instance.nodes)
     if instance.simulated:
-        rows = instance.job.config.simulator_env.total_num_envs // (
+        rows = instance.job.config.env.total_num_envs // (
             1 if component == "actor" else groups
         )
         return [held for held in found if rows % len(held) == 0]
@@ -138,7 +138,7 @@ def every_config(instance: Instance) -> Iterator[dict[str, Any]]:
         [False],
     )
     if instance.simulated and "rollout" in free:
-        rows = job.config.simulator_env.total_num_envs
+        rows = job.config.env.total_num_envs
         all_groups = [groups for groups in (1, 2, 4) if rows % groups == 0]
     if instance.simulated and {"env", "rollout"} <= {*free}:
         processes = [False, True]

@@ -17,6 +17,7 @@ from rlplace.config.blocks.training import AlgorithmConfig
 from rlplace.config.read import read_config
 from rlplace.config.schema import Config
 from rlplace.contract.planning import make_plan
+from rlplace.contract.registry import job_of
 from rlplace.errors import ConfigError, Problem, Source
 from rlplace.jobs.language_model.folders import with_folder
 from rlplace.jobs.language_model.rules import engines, images
@@ -103,7 +104,7 @@ def without_machine(
 
 
 def problems(config: Config, check: Any = everything) -> list[Problem]:
-    whole = with_folder(config, SOURCES)
+    whole = job_of(config).completed(config, SOURCES)
     found: list[Problem] = check(
         whole, make_plan(whole, Topology.uniform(1, 4, "emulated", 1 << 30)), SOURCES
     )

@@ -1,17 +1,15 @@
-"""Blocks of jobs on language models: text tasks, generation engines, critic, reference and rewards."""
+"""The config of a job on language models, and its own blocks: text tasks, engines, critic, reference and rewards."""
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Literal
+from typing import ClassVar, Literal
 
 from rlplace.config.blocks.training import ModelKeys, TrainedConfig
-from rlplace.config.fields import Dtype, knob
+from rlplace.config.fields import Dtype, JobName, block, knob
 from rlplace.config.own import OwnName
-
-if TYPE_CHECKING:
-    from rlplace.config.schema import Config
+from rlplace.config.schema import Config
 
 _MODEL = (
     "path: a Hugging Face folder, or keys of its config.json; null: the actor's model"
@@ -95,22 +93,6 @@ class TextEnvConfig(AgentConfig):
     reward_memory: int = knob(
         "bytes that each of these processes may take", 4 << 30, unit="bytes"
     )
-
-    def missing(self, config: Config) -> Mapping[str, tuple[str, str]]:
-        """Return the keys that a run on a language model needs and that are not given: key -> (why, fix)."""
-        missing: dict[str, tuple[str, str]] = {}
-        if config.algorithm.prompts is None:
-            missing["algorithm.prompts"] = ("prompts of an iteration", "prompts: 32")
-        if self.task is None:
-            why = "the task has the prompts and the rewards"
-            missing["env.task"] = (why, "task: arithmetic")
-        if config.model is None:
-            fix = "model: {kind: causal_lm, path: <a Hugging Face folder>}"
-            missing["actor.model"] = ("what is trained", fix)
-        if "env" not in config.placed:
-            why = "env asks the prompts and computes the rewards"
-            missing["cluster.component_placement.env"] = (why, "env: cpu")
-        return missing
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -318,3 +300,108 @@ class RewardConfig(FrozenConfig):
         if self.function is not None:
             return "function"
         return "model"
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class LanguageModelJobConfig(Config):
+    """The whole config of a job on language models."""
+
+    job: ClassVar[JobName] = "language_model"
+
+    env: TextEnvConfig = knob("kind: text")
+    rollout: TextRolloutConfig = knob(
+        "engine: transformers | vllm | package.module:Class"
+    )
+    critic: CriticConfig = block(CriticConfig)
+    reference: ReferenceConfig = block(ReferenceConfig)
+    reward: RewardConfig | Mapping[str, RewardConfig] = knob(
+        "one block for all, or for components reward.<name> one block under each name",
+        RewardConfig,
+    )
+    agent: AgentConfig = block(AgentConfig)
+
+    @property
+    def model(self) -> ModelKeys | None:
+        """The path and the config.json keys of the actor's language model; None if the config has none."""
+        return self.actor.language_model
+
+    @property
+    def missing(self) -> Mapping[str, tuple[str, str]]:
+        missing: dict[str, tuple[str, str]] = {}
+        if self.algorithm.prompts is None:
+            missing["algorithm.prompts"] = ("prompts of an iteration", "prompts: 32")
+        if self.env.task is None:
+            why = "the task has the prompts and the rewards"
+            missing["env.task"] = (why, "task: arithmetic")
+        if self.model is None:
+            fix = "model: {kind: causal_lm, path: <a Hugging Face folder>}"
+            missing["actor.model"] = ("what is trained", fix)
+        if "env" not in self.placed:
+            why = "env asks the prompts and computes the rewards"
+            missing["cluster.component_placement.env"] = (why, "env: cpu")
+        return missing
+
+    @property
+    def runs(self) -> bool:
+        """Whether this config is meant to be run; otherwise it can only be planned.
+
+        This is true for a config with all keys that a run needs. It is true for a config that trains on prompts and
+        lacks more than the model, so that the missing keys are reported.
+        """
+        asks = self.algorithm.name != "ppo" and (
+            "env" in self.placed or self.env.task is not None
+        )
+        return not self.missing or (asks and [*self.missing] != ["actor.model"])
+
+    @property
+    def actor_infers(self) -> bool:
+        """Whether the actor computes log-probabilities of samples in a stage of its own, before it learns."""
+        algorithm = self.algorithm
+        penalised = algorithm.kl_coef > 0 and algorithm.kl_in == "reward"
+        return (
+            algorithm.name == "ppo"
+            or penalised
+            or self.reference.share_actor
+            or self.critic.on_actor
+        )
+
+    @property
+    def leaves_out(self) -> bool:
+        """Whether a group may lack samples: those that failed, or that have numbers that are not finite."""
+        return self.skips_poison or self.faults.on_error != "stop"
+
+    @property
+    def model_path(self) -> str:
+        """The path of the folder of the actor's language model. Only for configs that can run."""
+        path = (self.model or {}).get("path")
+        assert isinstance(path, str), "checked before a run"
+        return path
+
+    def block_of(
+        self, component: str
+    ) -> TrainedConfig | FrozenConfig | TextRolloutConfig | AgentConfig:
+        """Return the config block of a component, such as `actor` or `reward.math`.
+
+        If the block `reward` has a block for each reward, return that of the component's name; else return the block
+        of its role.
+        """
+        role = component.partition(".")[0]
+        if role == "reward":
+            return self.reward_of(component)
+        found: TrainedConfig | FrozenConfig | TextRolloutConfig | AgentConfig = getattr(
+            self, role
+        )
+        return found
+
+    def reward_of(self, component: str) -> RewardConfig:
+        """Return the config block of the component `reward` or `reward.<name>`."""
+        if isinstance(self.reward, Mapping):
+            return self.reward.get(component.partition(".")[2], RewardConfig())
+        return self.reward
+
+    def key_of(self, component: str) -> str:
+        """Return the key of the block that `block_of` returns for the component."""
+        role = component.partition(".")[0]
+        if role == "reward" and isinstance(self.reward, Mapping):
+            return component
+        return role

@@ -1,15 +1,14 @@
-"""Blocks of jobs on simulators: the simulators, and the rollout of a policy."""
+"""The config of a job on simulators, and its own blocks: the simulators, and the rollout of a policy."""
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Literal
+from typing import ClassVar, Literal
 
-from rlplace.config.fields import knob
-
-if TYPE_CHECKING:
-    from rlplace.config.schema import Config
+from rlplace.config.blocks.training import ActorConfig
+from rlplace.config.fields import JobName, knob
+from rlplace.config.schema import Config
 
 # A larger number is a typing mistake. A plan with this number takes one second at most.
 MOST_GROUPS = 1_024
@@ -59,12 +58,6 @@ class SimulatorEnvConfig:
         "name of the worker group in a loop by hand; null: the component's", None
     )
 
-    def missing(self, config: Config) -> Mapping[str, tuple[str, str]]:
-        """Return the keys that a run on simulators needs and that are not given: key -> (why, fix)."""
-        if self.id:
-            return {}
-        return {"env.id": ("the simulator that env steps", "id: InvertedPendulum-v5")}
-
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class TorchRolloutConfig:
@@ -95,3 +88,27 @@ class TorchRolloutConfig:
     group_name: str | None = knob(
         "name of the worker group in a loop by hand; null: the component's", None
     )
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class SimulatorJobConfig(Config):
+    """The whole config of a job on simulators."""
+
+    job: ClassVar[JobName] = "simulator"
+
+    env: SimulatorEnvConfig = knob("kind: gymnasium | envpool | package.module:Class")
+    rollout: TorchRolloutConfig = knob("engine: torch")
+
+    @property
+    def missing(self) -> Mapping[str, tuple[str, str]]:
+        if self.env.id:
+            return {}
+        return {"env.id": ("the simulator that env steps", "id: InvertedPendulum-v5")}
+
+    def block_of(
+        self, component: str
+    ) -> SimulatorEnvConfig | TorchRolloutConfig | ActorConfig:
+        block: SimulatorEnvConfig | TorchRolloutConfig | ActorConfig = getattr(
+            self, component
+        )
+        return block

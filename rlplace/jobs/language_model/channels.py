@@ -15,7 +15,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterable, Iterator
 
-from rlplace.config.schema import Config
+from rlplace.config.blocks.language_model import LanguageModelJobConfig
 from rlplace.placement.channels import (
     ChannelPlan,
     asked_at_once,
@@ -29,14 +29,14 @@ from rlplace.units import counted
 
 
 def plan_channels(
-    config: Config, placement: HybridComponentPlacement
+    config: LanguageModelJobConfig, placement: HybridComponentPlacement
 ) -> tuple[ChannelPlan, ...]:
     """Return the channels of a run. Each is large enough for all items that can be under way at once."""
     return (*_text_channels(config, placement), *_scorer_channels(config, placement))
 
 
 def _text_channels(
-    config: Config, placement: HybridComponentPlacement
+    config: LanguageModelJobConfig, placement: HybridComponentPlacement
 ) -> Iterator[ChannelPlan]:
     """Yield the channels of a job on language models, except those of scorers.
 
@@ -51,7 +51,7 @@ def _text_channels(
     prompts = algorithm.prompts or 0
     held_out = runner.eval_prompts if runner.eval_every else 0
     # The first turn of a prompt asks for all its samples in one request; each later turn asks for one sample.
-    turns = config.text_env.max_turns > 1
+    turns = config.env.max_turns > 1
     at_once = asked_at_once(prompts, algorithm.short_rounds)
     requests = max(at_once * (each if turns else 1), held_out)
     envs = placement.world_size("env")
@@ -94,7 +94,7 @@ def _text_channels(
 
 
 def _scorer_channels(
-    config: Config, placement: HybridComponentPlacement
+    config: LanguageModelJobConfig, placement: HybridComponentPlacement
 ) -> Iterator[ChannelPlan]:
     """Yield the channels to and from scorers (critic, reference, reward), in a job on language models.
 

@@ -6,9 +6,8 @@ from collections.abc import Iterator
 from math import gcd
 
 from rlplace.checks.partners import PARTNERS
-from rlplace.config.blocks.language_model import FrozenConfig
+from rlplace.config.blocks.language_model import FrozenConfig, LanguageModelJobConfig
 from rlplace.config.blocks.training import TrainedConfig
-from rlplace.config.schema import Config
 from rlplace.placement.counts import Count
 from rlplace.placement.language.hybrid import HybridComponentPlacement
 from rlplace.placement.language.spec import role_of
@@ -23,7 +22,7 @@ _SHARED = {
 
 
 def explain_counts(
-    config: Config, placement: HybridComponentPlacement
+    config: LanguageModelJobConfig, placement: HybridComponentPlacement
 ) -> tuple[Count, ...]:
     """Return the main numbers of a job on language models, each with its reason.
 
@@ -59,7 +58,9 @@ def _engines(placement: HybridComponentPlacement) -> Iterator[Count]:
     yield Count("rollout", text, why)
 
 
-def _ranks(config: Config, placement: HybridComponentPlacement) -> Iterator[Count]:
+def _ranks(
+    config: LanguageModelJobConfig, placement: HybridComponentPlacement
+) -> Iterator[Count]:
     """Yield, for each model on several accelerators, its number of ranks and the share of its state on each rank."""
     for component in placement.components:
         spec = placement.spec(component)
@@ -101,7 +102,9 @@ def _ratio(placement: HybridComponentPlacement) -> Iterator[Count]:
     yield Count(" : ".join(names), ratio, "; ".join(["in accelerators", *pairs]))
 
 
-def _samples(config: Config, placement: HybridComponentPlacement) -> Iterator[Count]:
+def _samples(
+    config: LanguageModelJobConfig, placement: HybridComponentPlacement
+) -> Iterator[Count]:
     algorithm = config.algorithm
     if algorithm.prompts is None:
         return

@@ -60,7 +60,7 @@ def evaluate(trained: Trained, request: EvaluationRequest) -> Evaluation:
     )
     report: dict[str, Any] = {
         "policy": trained.text,
-        "task": trained.config.text_env.task,
+        "task": trained.config.env.task,
         "prompts": len(samples),
         "deterministic": request.deterministic,
         "seed": request.seed,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from rlplace.checkpoints.find import verify
-from rlplace.config.schema import Config
+from rlplace.config.blocks.language_model import LanguageModelJobConfig
 from rlplace.contract.requests import ExportRequest
 from rlplace.jobs.exports import check_component, free_place, written
 from rlplace.trained import Trained
@@ -31,7 +31,7 @@ def _write(trained: Trained, request: ExportRequest) -> None:
     from rlplace.models.saved_lm import write_lm
     from rlplace.models.vision import policy_of
 
-    config: Config = trained.config
+    config: LanguageModelJobConfig = trained.config
     component = request.component
     folder = trained.folder / component
     job = Path(config.model_path)

@@ -11,16 +11,21 @@ from pathlib import Path
 from typing import TypeVar
 
 from rlplace.codes import config_error
-from rlplace.config.blocks.language_model import FrozenConfig, RewardConfig
+from rlplace.config.blocks.language_model import (
+    FrozenConfig,
+    LanguageModelJobConfig,
+    RewardConfig,
+)
 from rlplace.config.blocks.training import TrainedConfig
 from rlplace.config.model_folder import instead_of, model_folder, no_folder
-from rlplace.config.schema import Config
 from rlplace.errors import ConfigError, Source, source_of
 
 _Block = TypeVar("_Block", bound=TrainedConfig | FrozenConfig)
 
 
-def with_folder(config: Config, sources: Mapping[str, Source]) -> Config:
+def with_folder(
+    config: LanguageModelJobConfig, sources: Mapping[str, Source]
+) -> LanguageModelJobConfig:
     """Return a copy of the config in which each language model has the keys of its config.json, and an absolute path.
 
     Keys of config.json override keys of the config. The folder may be missing if the config itself describes the model

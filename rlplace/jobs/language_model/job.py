@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rlplace.codes import config_error
+from rlplace.config.blocks.language_model import LanguageModelJobConfig
 from rlplace.config.read import try_config
 from rlplace.config.schema import Config
 from rlplace.contract.job import Job
@@ -34,7 +35,7 @@ from rlplace.placement.schedule import Needs, base_stage
 from rlplace.report.sinks import SCORED_CONSOLE, TEXT_CONSOLE, Console
 from rlplace.report.summary import TEXT, Measures, Progress
 from rlplace.trained import Trained, where
-from rlplace.workers.arguments import WorkerArguments
+from rlplace.workers.arguments import TextArguments
 from rlplace.workers.facts import JobFacts
 
 if TYPE_CHECKING:
@@ -58,23 +59,28 @@ class LanguageModelJob(Job):
     ) -> tuple[Config | None, list[Problem]]:
         return try_config(mapping, sources)
 
-    def completed(self, config: Config, sources: Mapping[str, Source]) -> Config:
+    def completed(
+        self, config: LanguageModelJobConfig, sources: Mapping[str, Source]
+    ) -> LanguageModelJobConfig:
         return with_folder(config, sources)
 
-    def key_of(self, config: Config, component: str) -> str:
+    def key_of(self, config: LanguageModelJobConfig, component: str) -> str:
         return config.key_of(component)
 
-    def needs(self, config: Config) -> Needs:
+    def needs(self, config: LanguageModelJobConfig) -> Needs:
         return plan.needs_of(config)
 
     def plan(
-        self, config: Config, topology: Topology, sources: Mapping[str, Source]
+        self,
+        config: LanguageModelJobConfig,
+        topology: Topology,
+        sources: Mapping[str, Source],
     ) -> Plan:
         return plan.plan_of(config, topology, sources)
 
     def memory(
         self,
-        config: Config,
+        config: LanguageModelJobConfig,
         plan_: Plan,
         measured: Measurements | None = None,
         *,
@@ -83,32 +89,36 @@ class LanguageModelJob(Job):
     ) -> MemoryCase:
         return plan.memory_of(config, plan_, measured)
 
-    def counts(self, config: Config, plan_: Plan) -> tuple[Count, ...]:
+    def counts(self, config: LanguageModelJobConfig, plan_: Plan) -> tuple[Count, ...]:
         return explain_counts(config, plan_.placement)
 
-    def environment_problems(self, config: Config) -> Iterator[Problem]:
+    def environment_problems(self, config: LanguageModelJobConfig) -> Iterator[Problem]:
         runner = config.runner
         if config.runs:
             evaluated = runner.eval_every > 0
-            yield from check_task(
-                config.text_env, seed=runner.seed, evaluated=evaluated
-            )
+            yield from check_task(config.env, seed=runner.seed, evaluated=evaluated)
         yield from check_variant(config)
-        if config.text_rollout.own:
-            yield from own_engine_problems(config.text_rollout)
+        if config.rollout.own:
+            yield from own_engine_problems(config.rollout)
 
-    def plan_problems(self, config: Config, plan_: Plan) -> Iterable[Problem]:
+    def plan_problems(
+        self, config: LanguageModelJobConfig, plan_: Plan
+    ) -> Iterable[Problem]:
         return plan_problems(config, plan_)
 
-    def launch_problems(self, config: Config, plan_: Plan) -> Iterable[Problem]:
+    def launch_problems(
+        self, config: LanguageModelJobConfig, plan_: Plan
+    ) -> Iterable[Problem]:
         return launch_problems(config, plan_)
 
-    def workers(self, config: Config, plan_: Plan) -> Mapping[str, type[Worker]]:
+    def workers(
+        self, config: LanguageModelJobConfig, plan_: Plan
+    ) -> Mapping[str, type[Worker]]:
         components = plan_.placement.components
         return {component: worker_of(config, component) for component in components}
 
     def arguments(
-        self, config: Config, plan_: Plan, case: MemoryCase
+        self, config: LanguageModelJobConfig, plan_: Plan, case: MemoryCase
     ) -> Mapping[str, Any]:
         if config.cluster.launcher == "inline":
             # Import it now, in one thread: parallel imports of transformers fail.
@@ -117,7 +127,7 @@ class LanguageModelJob(Job):
         components = plan_.placement.components
         placement = plan_.placement
         ledger = case.ledger()
-        arguments = WorkerArguments(
+        arguments = TextArguments(
             config=with_share(config, case),
             ranks={c: placement.world_size(c) for c in components},
             deliveries=plan_.deliveries,
@@ -128,7 +138,7 @@ class LanguageModelJob(Job):
         )
         return dict.fromkeys(components, arguments)
 
-    def variables(self, config: Config) -> Collection[str]:
+    def variables(self, config: LanguageModelJobConfig) -> Collection[str]:
         rewards = [
             config.reward_of(component)
             for component in config.placed
@@ -136,35 +146,42 @@ class LanguageModelJob(Job):
         ]
         return [block.api_key_env for block in rewards if block.api_key_env]
 
-    def facts(self, config: Config, plan_: Plan) -> JobFacts:
+    def facts(self, config: LanguageModelJobConfig, plan_: Plan) -> JobFacts:
         placement = plan_.placement
         return JobFacts(
             ranks={c: placement.world_size(c) for c in placement.components}
         )
 
-    def work(self, config: Config, needs: Needs) -> Work:
+    def work(self, config: LanguageModelJobConfig, needs: Needs) -> Work:
         return iteration.work(needs)
 
-    def measures(self, config: Config) -> Measures:
+    def measures(self, config: LanguageModelJobConfig) -> Measures:
         return TEXT
 
-    def console(self, config: Config, plan_: Plan) -> Console:
+    def console(self, config: LanguageModelJobConfig, plan_: Plan) -> Console:
         if "infer" in map(base_stage, plan_.schedule.stages):
             return SCORED_CONSOLE
         return TEXT_CONSOLE
 
-    def evaluates_every(self, config: Config) -> int:
+    def evaluates_every(self, config: LanguageModelJobConfig) -> int:
         return config.runner.eval_every
 
     def count(
-        self, config: Config, progress: Progress, numbers: dict[str, float]
+        self,
+        config: LanguageModelJobConfig,
+        progress: Progress,
+        numbers: dict[str, float],
     ) -> None:
         progress.add(numbers, int(numbers.get("rollout/answers", 0)))
 
-    def replaceable(self, config: Config, plan_: Plan) -> Collection[str]:
+    def replaceable(
+        self, config: LanguageModelJobConfig, plan_: Plan
+    ) -> Collection[str]:
         return [c for c in plan_.placement.components if role_of(c) in _REPLACED]
 
-    def replaced_by_going_back(self, config: Config, plan_: Plan) -> Collection[str]:
+    def replaced_by_going_back(
+        self, config: LanguageModelJobConfig, plan_: Plan
+    ) -> Collection[str]:
         if plan_.schedule.needs.ahead:
             # Some iteration is always being learned, so replacing any rank means going back to a checkpoint.
             return plan_.placement.components
@@ -181,7 +198,7 @@ class LanguageModelJob(Job):
 
         return LanguageModelPerformance()
 
-    def stateful(self, config: Config, plan_: Plan) -> tuple[str, ...]:
+    def stateful(self, config: LanguageModelJobConfig, plan_: Plan) -> tuple[str, ...]:
         kept = {"actor", "critic"}
         if config.algorithm.max_staleness or config.algorithm.short_rounds:
             kept.add("env")
@@ -198,14 +215,16 @@ class LanguageModelJob(Job):
         )
         return {**sharded, "env": "prompts are dealt to"}
 
-    def resume_notes(self, config: Config, changed: Collection[str]) -> list[str]:
+    def resume_notes(
+        self, config: LanguageModelJobConfig, changed: Collection[str]
+    ) -> list[str]:
         return learning_rate_notes(config, changed)
 
     def last_line(self, run: Path) -> str:
         return where(run)
 
     def saved_models(
-        self, config: Config, plan_: Plan, folder: Path
+        self, config: LanguageModelJobConfig, plan_: Plan, folder: Path
     ) -> Mapping[str, Path]:
         saved = {"actor": folder / "policy"}
         if "critic" in plan_.placement.components:
@@ -225,7 +244,7 @@ class LanguageModelJob(Job):
         )
 
 
-def worker_of(config: Config, component: str) -> type[Worker]:
+def worker_of(config: LanguageModelJobConfig, component: str) -> type[Worker]:
     """Return the worker class of a component."""
     from rlplace.workers.roles.actor import Critic, LmActor
     from rlplace.workers.roles.reward import (

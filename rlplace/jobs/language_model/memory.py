@@ -9,13 +9,13 @@ from collections.abc import Mapping
 from rlplace.config.blocks.language_model import (
     AgentConfig,
     FrozenConfig,
+    LanguageModelJobConfig,
     ReferenceConfig,
     RewardConfig,
     TextRolloutConfig,
 )
 from rlplace.config.blocks.training import ActorConfig, AlgorithmConfig, TrainedConfig
 from rlplace.config.model_folder import text_keys
-from rlplace.config.schema import Config
 from rlplace.errors import ConfigError, Problem
 from rlplace.placement.channels import asked_at_once
 from rlplace.placement.flow import BUCKET_BYTES, Delivery, deliver_through_host
@@ -45,8 +45,8 @@ _WITH_MODEL = (TrainingDemand, ScoringDemand, EngineDemand)
 
 def text_case(
     plan: Plan,
-    config: Config,
-    replan: Replan,
+    config: LanguageModelJobConfig,
+    replan: Replan[LanguageModelJobConfig],
     measured: Measurements | None = None,
 ) -> MemoryCase:
     """Return the memory case of a job on language models. Its method `ledger()` computes the bytes that a run holds.
@@ -82,12 +82,12 @@ def text_case(
         shared = _text_shared(plan, config, demands.get("actor"))
     batches = _batches(config, plan)
     case = case_of(plan, config, demands, notes, shared, batches, replan, measured)
-    if config.text_rollout.gpu_memory_utilization == "auto":
+    if config.rollout.gpu_memory_utilization == "auto":
         return fill_share(case)
     return case
 
 
-def _batches(config: Config, plan: Plan) -> dict[str, int]:
+def _batches(config: LanguageModelJobConfig, plan: Plan) -> dict[str, int]:
     """Return component -> sequences per optimizer step of each data-parallel replica.
 
     The micro-batch of the component must divide this number. The result is empty if micro-batches of any size are
@@ -101,7 +101,7 @@ def _batches(config: Config, plan: Plan) -> dict[str, int]:
     return {c: step // plan.placement.spec(c).data_parallel for c in learning}
 
 
-def slices_heads(config: Config, plan: Plan) -> bool:
+def slices_heads(config: LanguageModelJobConfig, plan: Plan) -> bool:
     """Return whether each accelerator of an engine gets equally many attention heads; True for unknown models."""
     heads = text_keys(config.model or {}).get("num_attention_heads")
     spec = plan.placement.spec("rollout")
@@ -114,7 +114,9 @@ def slices_heads(config: Config, plan: Plan) -> bool:
     return not isinstance(heads, int) or heads % slices == 0
 
 
-def _text_demand(config: Config, component: str, plan: Plan) -> Demand | None:
+def _text_demand(
+    config: LanguageModelJobConfig, component: str, plan: Plan
+) -> Demand | None:
     """Return the memory demand of one component of a job on language models; None if its memory is not known."""
     length = config.algorithm.longest
     packed = config.runs
@@ -184,7 +186,10 @@ def _text_demand(config: Config, component: str, plan: Plan) -> Demand | None:
 
 
 def _training(
-    config: Config, trained: TrainedConfig, model: ModelShape, plan: Plan
+    config: LanguageModelJobConfig,
+    trained: TrainedConfig,
+    model: ModelShape,
+    plan: Plan,
 ) -> TrainingDemand:
     algorithm = config.algorithm
     found = TrainingDemand(
@@ -239,7 +244,7 @@ def _streamed(plan: Plan) -> list[Delivery]:
 
 
 def model_of(
-    config: Config, own: Mapping[str, object] | None, component: str
+    config: LanguageModelJobConfig, own: Mapping[str, object] | None, component: str
 ) -> ModelShape | None:
     """Return the shape of a component's model, with the output head of its role; None if no model is declared.
 
@@ -260,7 +265,7 @@ def model_of(
     )
 
 
-def read_again(config: Config) -> dict[str, float]:
+def read_again(config: LanguageModelJobConfig) -> dict[str, float]:
     """Return component -> cost of a prompt token for each answer after the first; the cost for the first counts as 1.
 
     The values are used as `SampleSizes.again`. The result is empty if the answers to a prompt do not share its
@@ -280,7 +285,9 @@ def read_again(config: Config) -> dict[str, float]:
     return found
 
 
-def _text_shared(plan: Plan, config: Config, trained: Demand | None) -> SharedMemory:
+def _text_shared(
+    plan: Plan, config: LanguageModelJobConfig, trained: Demand | None
+) -> SharedMemory:
     """Return the shared memory that a job on language models takes: purpose (channels, weights, NCCL) -> node -> bytes.
 
     `trained`: the actor's demand; None if it is not known.
@@ -306,7 +313,9 @@ def _text_shared(plan: Plan, config: Config, trained: Demand | None) -> SharedMe
     )
 
 
-def with_share(config: Config, case: MemoryCase) -> Config:
+def with_share(
+    config: LanguageModelJobConfig, case: MemoryCase
+) -> LanguageModelJobConfig:
     """Return the config with `gpu_memory_utilization: auto` replaced by the share of memory that `case` has computed.
 
     For an engine other than vLLM, `kv_cache_memory` is set instead, to the bytes that this share leaves for the KV
@@ -327,14 +336,14 @@ def with_share(config: Config, case: MemoryCase) -> Config:
     return dataclasses.replace(config, rollout=block)
 
 
-def _image_bytes(config: Config) -> int:
+def _image_bytes(config: LanguageModelJobConfig) -> int:
     """Return the most bytes that the images of one prompt take; 0 for a model without vision.
 
     All samples of one prompt use the same images.
     """
     sees = config.model is not None and "vision_config" in config.model
     if sees:
-        return config.text_env.max_image_bytes
+        return config.env.max_image_bytes
     return 0
 
 

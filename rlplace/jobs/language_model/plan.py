@@ -6,14 +6,13 @@ import dataclasses
 from collections.abc import Iterable, Iterator, Mapping
 
 from rlplace.checks import machines
-from rlplace.checks.placed import PlacedJob
 from rlplace.checks.rule import broken
-from rlplace.config.blocks.language_model import RewardConfig
-from rlplace.config.schema import Config
+from rlplace.config.blocks.language_model import LanguageModelJobConfig, RewardConfig
 from rlplace.errors import Problem, Source
 from rlplace.jobs.language_model.channels import plan_channels, scorers_of
 from rlplace.jobs.language_model.memory import slices_heads, text_case
 from rlplace.jobs.language_model.rules import placed as rules_of_placed
+from rlplace.jobs.language_model.rules.case import PlacedTextJob
 from rlplace.placement.flow import Route, deliver, deliver_by_node, scatter_rows
 from rlplace.placement.language.hybrid import HybridComponentPlacement
 from rlplace.placement.language.spec import role_of
@@ -25,7 +24,7 @@ from rlplace.placement.schedule import Needs, placed_names, text_needs
 _SAMPLE_READERS = ("actor", "critic", "reference", "reward")
 
 
-def needs_of(config: Config) -> Needs:
+def needs_of(config: LanguageModelJobConfig) -> Needs:
     """Return the least residency of each component in each stage that the algorithm of the config needs."""
     names: Iterable[str] = placed_names(config.cluster.component_placement)
     if config.runs:
@@ -41,7 +40,9 @@ def needs_of(config: Config) -> Needs:
     return dataclasses.replace(needs, ahead=config.algorithm.max_staleness)
 
 
-def plan_of(config: Config, topology: Topology, sources: Mapping[str, Source]) -> Plan:
+def plan_of(
+    config: LanguageModelJobConfig, topology: Topology, sources: Mapping[str, Source]
+) -> Plan:
     """Return the plan of a job on language models. Raises PlacementError with all problems.
 
     `topology`: the machines. `sources`: config key -> file and line in which its value is set, for errors.
@@ -53,10 +54,10 @@ def plan_of(config: Config, topology: Topology, sources: Mapping[str, Source]) -
         rules = rules_of_placed.PLANNED
         if config.runs:
             rules = rules_of_placed.RUN
-        return broken(rules, PlacedJob.of(config, placed))
+        return broken(rules, PlacedTextJob.of(config, placed))
 
     def wasted(placed: Placed) -> Iterator[Problem]:
-        yield from broken(rules_of_placed.WARNINGS, PlacedJob.of(config, placed))
+        yield from broken(rules_of_placed.WARNINGS, PlacedTextJob.of(config, placed))
         yield from broken(machines.WARNINGS, placed.cluster)
 
     rules = Rules(
@@ -82,19 +83,21 @@ def plan_of(config: Config, topology: Topology, sources: Mapping[str, Source]) -
     on_devices = sync.mode == "all" and sync.through_host is not True and not ahead
     deliveries = deliver_by_node(placement)
     if on_devices:
-        deliveries = deliver(placement, cut=config.text_rollout.engine == "vllm")
+        deliveries = deliver(placement, cut=config.rollout.engine == "vllm")
     channels = plan_channels(config, placement)
     return dataclasses.replace(plan, channels=channels, deliveries=deliveries)
 
 
-def memory_of(config: Config, plan: Plan, measured: Measurements | None) -> MemoryCase:
+def memory_of(
+    config: LanguageModelJobConfig, plan: Plan, measured: Measurements | None
+) -> MemoryCase:
     """Return all inputs of the memory proof of a planned job. Raises ConfigError for models that cannot be read.
 
     `measured`: component -> residency -> bytes per accelerator, as an earlier run measured them; None: nothing was
     measured.
     """
 
-    def replan(other: Config, topology: Topology) -> MemoryCase | None:
+    def replan(other: LanguageModelJobConfig, topology: Topology) -> MemoryCase | None:
         planned = plan_of(other, topology, {})
         case = memory_of(other, planned, measured)
         return case if slices_heads(other, planned) else None
@@ -102,7 +105,7 @@ def memory_of(config: Config, plan: Plan, measured: Measurements | None) -> Memo
     return text_case(plan, config, replan, measured)
 
 
-def _leaves(config: Config, component: str) -> bool:
+def _leaves(config: LanguageModelJobConfig, component: str) -> bool:
     """Return whether a component may leave accelerators that other components need.
 
     True if `enable_offload` is set, and for a reward without a model, since such a reward uses no accelerator.
@@ -113,7 +116,9 @@ def _leaves(config: Config, component: str) -> bool:
     return block.enable_offload
 
 
-def _routes(config: Config, placement: HybridComponentPlacement) -> tuple[Route, ...]:
+def _routes(
+    config: LanguageModelJobConfig, placement: HybridComponentPlacement
+) -> tuple[Route, ...]:
     """Return the data routes of a job that can be planned but not run.
 
     The routes carry samples to scorers and learners, and weights from the actor. The result is empty for a job that

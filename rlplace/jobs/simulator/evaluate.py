@@ -34,7 +34,7 @@ def evaluate(trained: Trained, request: EvaluationRequest) -> Evaluation:
 
     began = time.perf_counter()
     policy = policy_of(trained, seed=request.seed, key=request.key)
-    env = trained.config.simulator_env
+    env = trained.config.env
     episodes = play(
         env,
         policy.spaces,

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from rlplace.checks.rule import broken
 from rlplace.config.blocks.policies import ModuleConfig
+from rlplace.config.blocks.simulator import SimulatorJobConfig
 from rlplace.config.read import try_config
 from rlplace.config.schema import Config
 from rlplace.contract.job import Job
@@ -46,9 +47,9 @@ class SimulatorJob(Job):
     def __init__(self) -> None:
         super().__init__(components={}, stages=(), name="simulator")
         # Of the last config whose simulator was made: making one may take seconds.
-        self._seen: tuple[Config, Spaces] | None = None
+        self._seen: tuple[SimulatorJobConfig, Spaces] | None = None
 
-    def _spaces(self, config: Config) -> Spaces:
+    def _spaces(self, config: SimulatorJobConfig) -> Spaces:
         """Return the observation and action spaces of the config's simulator.
 
         The first call for a config creates the simulator. The spaces are cached for the last config only.
@@ -62,20 +63,23 @@ class SimulatorJob(Job):
     ) -> tuple[Config | None, list[Problem]]:
         return try_config(mapping, sources)
 
-    def key_of(self, config: Config, component: str) -> str:
+    def key_of(self, config: SimulatorJobConfig, component: str) -> str:
         return config.key_of(component)
 
-    def needs(self, config: Config) -> Needs:
+    def needs(self, config: SimulatorJobConfig) -> Needs:
         return plan.SIMULATOR_NEEDS
 
     def plan(
-        self, config: Config, topology: Topology, sources: Mapping[str, Source]
+        self,
+        config: SimulatorJobConfig,
+        topology: Topology,
+        sources: Mapping[str, Source],
     ) -> Plan:
         return plan.plan_of(config, topology, sources)
 
     def memory(
         self,
-        config: Config,
+        config: SimulatorJobConfig,
         plan_: Plan,
         measured: Measurements | None = None,
         *,
@@ -86,20 +90,24 @@ class SimulatorJob(Job):
             known = self._spaces(config)
         return plan.memory_of(config, plan_, measured, known)
 
-    def environment_problems(self, config: Config) -> Iterator[Problem]:
+    def environment_problems(self, config: SimulatorJobConfig) -> Iterator[Problem]:
         if config.runs:
-            yield from check(config.simulator_env)
+            yield from check(config.env)
         yield from check_variant(config)
         if isinstance(config.actor.policy, ModuleConfig):
             yield from check_module(config.actor.policy)
 
-    def plan_problems(self, config: Config, plan_: Plan) -> Iterable[Problem]:
+    def plan_problems(
+        self, config: SimulatorJobConfig, plan_: Plan
+    ) -> Iterable[Problem]:
         if not config.runs:
             return missing_problems(config)
         return broken(rules.PLANNED, plan_)
 
-    def dry_run_problems(self, config: Config, plan_: Plan) -> Iterable[Problem]:
-        if surely_made(config.simulator_env):
+    def dry_run_problems(
+        self, config: SimulatorJobConfig, plan_: Plan
+    ) -> Iterable[Problem]:
+        if surely_made(config.env):
             return ()
         try:
             spaces = self._spaces(config)
@@ -109,7 +117,9 @@ class SimulatorJob(Job):
             return error.problems
         return ()
 
-    def workers(self, config: Config, plan_: Plan) -> Mapping[str, type[Worker]]:
+    def workers(
+        self, config: SimulatorJobConfig, plan_: Plan
+    ) -> Mapping[str, type[Worker]]:
         from rlplace.workers.roles.actor import PolicyActor
         from rlplace.workers.roles.env import VectorEnvWorker
         from rlplace.workers.roles.rollout import VectorRolloutWorker
@@ -121,7 +131,7 @@ class SimulatorJob(Job):
         }
 
     def arguments(
-        self, config: Config, plan_: Plan, case: MemoryCase
+        self, config: SimulatorJobConfig, plan_: Plan, case: MemoryCase
     ) -> Mapping[str, Any]:
         components = plan_.placement.components
         ledger = case.ledger()
@@ -136,34 +146,34 @@ class SimulatorJob(Job):
         )
         return dict.fromkeys(components, arguments)
 
-    def facts(self, config: Config, plan_: Plan) -> JobFacts:
+    def facts(self, config: SimulatorJobConfig, plan_: Plan) -> JobFacts:
         placement = plan_.placement
         return JobFacts(
             ranks={c: placement.world_size(c) for c in placement.components}
         )
 
-    def work(self, config: Config, needs: Needs) -> Work:
+    def work(self, config: SimulatorJobConfig, needs: Needs) -> Work:
         return iteration.work()
 
-    def measures(self, config: Config) -> Measures:
+    def measures(self, config: SimulatorJobConfig) -> Measures:
         return SIMULATED
 
-    def console(self, config: Config, plan_: Plan) -> Console:
+    def console(self, config: SimulatorJobConfig, plan_: Plan) -> Console:
         return RUN_CONSOLE
 
     def count(
-        self, config: Config, progress: Progress, numbers: dict[str, float]
+        self, config: SimulatorJobConfig, progress: Progress, numbers: dict[str, float]
     ) -> None:
-        rows = config.simulator_env.total_num_envs
+        rows = config.env.total_num_envs
         decisions = rows * config.algorithm.rollout_steps
-        steps = decisions * config.torch_rollout.action_chunk
+        steps = decisions * config.rollout.action_chunk
         progress.add(numbers, steps)
         numbers["env/steps_per_s"] = steps / numbers["time/iteration_s"]
         # Without an episode that ended in this iteration, there is no new return.
         if progress.mean_return is not None and "env/return" in numbers:
             numbers["env/mean_return"] = progress.mean_return
 
-    def replaceable(self, config: Config, plan_: Plan) -> Collection[str]:
+    def replaceable(self, config: SimulatorJobConfig, plan_: Plan) -> Collection[str]:
         return ("env", "rollout")
 
     def performance_model(self) -> SimulatorPerformance:
@@ -172,7 +182,7 @@ class SimulatorJob(Job):
 
         return SimulatorPerformance()
 
-    def stateful(self, config: Config, plan_: Plan) -> tuple[str, ...]:
+    def stateful(self, config: SimulatorJobConfig, plan_: Plan) -> tuple[str, ...]:
         return tuple(c for c in plan_.placement.components if c != "rollout")
 
     def optional_state(self) -> Collection[str]:
@@ -190,14 +200,16 @@ class SimulatorJob(Job):
     def divided(self) -> Mapping[str, str]:
         return {"actor": "samples are dealt to", "env": "simulators are dealt to"}
 
-    def resume_notes(self, config: Config, changed: Collection[str]) -> list[str]:
+    def resume_notes(
+        self, config: SimulatorJobConfig, changed: Collection[str]
+    ) -> list[str]:
         return learning_rate_notes(config, changed)
 
     def last_line(self, run: Path) -> str:
         return where(run)
 
     def saved_models(
-        self, config: Config, plan_: Plan, folder: Path
+        self, config: SimulatorJobConfig, plan_: Plan, folder: Path
     ) -> Mapping[str, Path]:
         return {"actor": folder / "policy.safetensors"}
 

@@ -6,9 +6,12 @@ import itertools
 import math
 from collections import Counter
 
-from rlplace.config.blocks.simulator import SimulatorEnvConfig, TorchRolloutConfig
+from rlplace.config.blocks.simulator import (
+    SimulatorEnvConfig,
+    SimulatorJobConfig,
+    TorchRolloutConfig,
+)
 from rlplace.config.blocks.training import AlgorithmConfig, TrainedConfig
-from rlplace.config.schema import Config
 from rlplace.placement.flow import Route
 from rlplace.placement.memory.case import Replan, case_of, shares_memory
 from rlplace.placement.memory.demands import Demand, DeviceSync, SimulatorDemand
@@ -33,8 +36,8 @@ _NO_SPACES = "the simulator's shapes are not known: the policy's weights are not
 
 def simulator_case(
     plan: Plan,
-    config: Config,
-    replan: Replan,
+    config: SimulatorJobConfig,
+    replan: Replan[SimulatorJobConfig],
     spaces: PolicySpaces | None = None,
     measured: Measurements | None = None,
 ) -> MemoryCase:
@@ -53,9 +56,8 @@ def simulator_case(
         )
         notes = []
     demands = {
-        component: demand
+        component: _simulator_demand(config, component, plan, policy)
         for component in plan.placement.components
-        if (demand := _simulator_demand(config, component, plan, policy)) is not None
     }
     shared: SharedMemory = {}
     if shares_memory(plan, config):
@@ -67,9 +69,9 @@ def simulator_case(
 
 
 def _simulator_demand(
-    config: Config, component: str, plan: Plan, policy: PolicyShape
-) -> Demand | None:
-    """Return the memory demand of one component of a job on simulators; None if the component needs no memory.
+    config: SimulatorJobConfig, component: str, plan: Plan, policy: PolicyShape
+) -> Demand:
+    """Return the memory demand of one component of a job on simulators.
 
     `policy`: the sizes of the policy; without weights if they are not known.
     """
@@ -97,8 +99,6 @@ def _simulator_demand(
                 minibatch=minibatch,
                 copied=True,
             )
-        case _:
-            return None
 
 
 def _answered(plan: Plan, rollout: TorchRolloutConfig) -> int:

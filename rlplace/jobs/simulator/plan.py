@@ -7,9 +7,8 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from rlplace.checks import machines, names, processes, waste
-from rlplace.checks.placed import PlacedJob
 from rlplace.checks.rule import Rule, broken
-from rlplace.config.schema import Config
+from rlplace.config.blocks.simulator import SimulatorJobConfig
 from rlplace.errors import Problem, Source
 from rlplace.jobs.simulator import rules
 from rlplace.jobs.simulator.channels import plan_channels
@@ -31,15 +30,20 @@ SIMULATOR_NEEDS = Needs(
 )
 
 # Rules of a placement, in their order
-_RULES: tuple[Rule[PlacedJob], ...] = (
+_RULES: tuple[Rule[rules.PlacedSimulatorJob], ...] = (
     *names.RULES,
     *processes.RULES,
     *rules.RULES,
 )
-_WARNINGS: tuple[Rule[PlacedJob], ...] = (*waste.WARNINGS, *rules.WARNINGS)
+_WARNINGS: tuple[Rule[rules.PlacedSimulatorJob], ...] = (
+    *waste.WARNINGS,
+    *rules.WARNINGS,
+)
 
 
-def plan_of(config: Config, topology: Topology, sources: Mapping[str, Source]) -> Plan:
+def plan_of(
+    config: SimulatorJobConfig, topology: Topology, sources: Mapping[str, Source]
+) -> Plan:
     """Return the plan of a job on simulators. Raises PlacementError with all problems.
 
     `topology`: the machines. `sources`: config key -> file and line in which its value is set, for errors.
@@ -47,10 +51,10 @@ def plan_of(config: Config, topology: Topology, sources: Mapping[str, Source]) -
     components = SIMULATOR_NEEDS.components
 
     def check(placed: Placed) -> Iterator[Problem]:
-        return broken(_RULES, PlacedJob.of(config, placed))
+        return broken(_RULES, rules.PlacedSimulatorJob.of(config, placed))
 
     def wasted(placed: Placed) -> Iterator[Problem]:
-        yield from broken(_WARNINGS, PlacedJob.of(config, placed))
+        yield from broken(_WARNINGS, rules.PlacedSimulatorJob.of(config, placed))
         yield from broken(machines.WARNINGS, placed.cluster)
 
     plan = plan_components(
@@ -67,8 +71,8 @@ def plan_of(config: Config, topology: Topology, sources: Mapping[str, Source]) -
         ),
     )
     placement = plan.placement
-    stage_groups = config.torch_rollout.pipeline_stage_num
-    routes = derive_routes(placement, config.simulator_env.total_num_envs, stage_groups)
+    stage_groups = config.rollout.pipeline_stage_num
+    routes = derive_routes(placement, config.env.total_num_envs, stage_groups)
     sync = config.actor.sync
     on_devices = sync.mode == "all" and sync.through_host is not True
     return dataclasses.replace(
@@ -80,7 +84,7 @@ def plan_of(config: Config, topology: Topology, sources: Mapping[str, Source]) -
 
 
 def memory_of(
-    config: Config, plan: Plan, measured: Measurements | None, spaces: Any
+    config: SimulatorJobConfig, plan: Plan, measured: Measurements | None, spaces: Any
 ) -> MemoryCase:
     """Return all inputs of the memory proof of a planned job.
 
@@ -88,7 +92,7 @@ def memory_of(
     measured. `spaces`: observation and action spaces of the job's simulator; None if they are not known.
     """
 
-    def replan(other: Config, topology: Topology) -> MemoryCase:
+    def replan(other: SimulatorJobConfig, topology: Topology) -> MemoryCase:
         planned = plan_of(other, topology, {})
         return memory_of(other, planned, measured, spaces)
 

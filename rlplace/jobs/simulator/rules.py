@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator
 from math import lcm
 
 from rlplace.checks.parallel import undivided
 from rlplace.checks.placed import PlacedJob
 from rlplace.checks.rule import Found, Rule, at_key
+from rlplace.config.blocks.simulator import SimulatorJobConfig
 from rlplace.placement.plan import Plan
 from rlplace.placement.schedule import Residency, makes_room
 
@@ -22,28 +24,35 @@ _SOME_WEIGHTS = (
 )
 
 
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class PlacedSimulatorJob(PlacedJob):
+    """A config of a job on simulators with its placement, as rules of placements take them."""
+
+    config: SimulatorJobConfig
+
+
 # ── rows of environments ─────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def _envs(case: PlacedJob) -> int:
-    return case.config.simulator_env.total_num_envs
+def _envs(case: PlacedSimulatorJob) -> int:
+    return case.config.env.total_num_envs
 
 
-def _groups(case: PlacedJob) -> int:
+def _groups(case: PlacedSimulatorJob) -> int:
     """Return the number of stage groups of each env rank: shares of its environments that step in turn."""
-    return case.config.torch_rollout.pipeline_stage_num
+    return case.config.rollout.pipeline_stage_num
 
 
-def _block(case: PlacedJob) -> int:
+def _block(case: PlacedSimulatorJob) -> int:
     """Return stage groups times env ranks. The number of environments has to be a multiple of this number."""
     return _groups(case) * max(case.ranks("env"), 1)
 
 
-def _env_is_placed(case: PlacedJob) -> bool:
+def _env_is_placed(case: PlacedSimulatorJob) -> bool:
     return "env" in case.placement.components
 
 
-def _uneven_envs(case: PlacedJob) -> Iterator[Found]:
+def _uneven_envs(case: PlacedSimulatorJob) -> Iterator[Found]:
     """Yield a finding if the environments cannot be divided evenly over env ranks and stage groups."""
     envs = _envs(case)
     block = _block(case)
@@ -66,7 +75,7 @@ def _uneven_envs(case: PlacedJob) -> Iterator[Found]:
     )
 
 
-def _rollout_without_rows(case: PlacedJob) -> Iterator[Found]:
+def _rollout_without_rows(case: PlacedSimulatorJob) -> Iterator[Found]:
     """Yield a finding if a stage group has fewer rows (environments) than there are rollout ranks.
 
     A stage group is a share of all environments; its environments step together. Some rollout rank would have no row.
@@ -89,7 +98,7 @@ def _rollout_without_rows(case: PlacedJob) -> Iterator[Found]:
         )
 
 
-def _actor_without_rows(case: PlacedJob) -> Iterator[Found]:
+def _actor_without_rows(case: PlacedSimulatorJob) -> Iterator[Found]:
     """Yield a finding if there are more actor ranks than environments, so that a rank would have no row."""
     envs = _envs(case)
     ranks = case.ranks("actor")
@@ -102,15 +111,15 @@ def _actor_without_rows(case: PlacedJob) -> Iterator[Found]:
 # ── minibatches and sequences ────────────────────────────────────────────────────────────────────────────────────────
 
 
-def _remembers(case: PlacedJob) -> bool:
+def _remembers(case: PlacedSimulatorJob) -> bool:
     return bool(case.config.actor.policy.remembered)
 
 
-def _forgets(case: PlacedJob) -> bool:
+def _forgets(case: PlacedSimulatorJob) -> bool:
     return not _remembers(case)
 
 
-def _empty_minibatches(case: PlacedJob) -> Iterator[Found]:
+def _empty_minibatches(case: PlacedSimulatorJob) -> Iterator[Found]:
     """Yield a finding if there are more minibatches than sequences (policy with memory) or than samples."""
     algorithm = case.config.algorithm
     envs = _envs(case)
@@ -141,7 +150,7 @@ def _empty_minibatches(case: PlacedJob) -> Iterator[Found]:
         )
 
 
-def _sequences_without_memory(case: PlacedJob) -> Iterator[Found]:
+def _sequences_without_memory(case: PlacedSimulatorJob) -> Iterator[Found]:
     """Yield a finding for each of the keys `unroll_steps` and `burn_in` that is set.
 
     This rule applies to policies without memory, which learn from single steps instead of sequences.
@@ -153,7 +162,7 @@ def _sequences_without_memory(case: PlacedJob) -> Iterator[Found]:
             yield at_key(name, value, "no-memory", name=name)
 
 
-def _cut_sequences(case: PlacedJob) -> Iterator[Found]:
+def _cut_sequences(case: PlacedSimulatorJob) -> Iterator[Found]:
     """Yield a finding if the rollout steps are not a multiple of the sequence length.
 
     Otherwise, yield a finding if the burn-in is longer than a sequence.
@@ -179,14 +188,14 @@ def _cut_sequences(case: PlacedJob) -> Iterator[Found]:
 # ── sync ─────────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def _sends_a_part(case: PlacedJob) -> bool:
+def _sends_a_part(case: PlacedSimulatorJob) -> bool:
     """Return whether rollout has `enable_offload` and a sync sends only a part of the weights to rollout."""
     config = case.config
     part = config.actor.sync.mode in _SOME_WEIGHTS
     return part and config.rollout.enable_offload and case.ranks("rollout") > 0
 
 
-def _sync_without_base(case: PlacedJob) -> Iterator[Found]:
+def _sync_without_base(case: PlacedSimulatorJob) -> Iterator[Found]:
     """Yield a finding if rollout leaves its accelerators between syncs.
 
     This rule applies if a sync sends only a part of the weights: rollout would lose the weights that are not sent.
@@ -214,7 +223,7 @@ RULES = (
 # ── waste ────────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def _rollout_rows(case: PlacedJob) -> Iterator[Found]:
+def _rollout_rows(case: PlacedSimulatorJob) -> Iterator[Found]:
     """Yield a finding if some rollout ranks have fewer rows (environments) of a stage group than others."""
     groups = _groups(case)
     ranks = case.ranks("rollout")
@@ -222,14 +231,14 @@ def _rollout_rows(case: PlacedJob) -> Iterator[Found]:
     yield from _uneven_shares(case, "rollout", _envs(case) // groups, even)
 
 
-def _actor_rows(case: PlacedJob) -> Iterator[Found]:
+def _actor_rows(case: PlacedSimulatorJob) -> Iterator[Found]:
     """Yield a finding if some actor ranks have fewer rows (environments) than other actor ranks."""
     even = lcm(_block(case), case.ranks("actor"))
     yield from _uneven_shares(case, "actor", _envs(case), even)
 
 
 def _uneven_shares(
-    case: PlacedJob, component: str, rows: int, even: int
+    case: PlacedSimulatorJob, component: str, rows: int, even: int
 ) -> Iterator[Found]:
     """Yield a finding if the ranks of a component cannot share the rows (environments) evenly.
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from rlplace.config.schema import Config
 from rlplace.errors import ProblemsError
@@ -19,18 +19,19 @@ if TYPE_CHECKING:
 _NO_COPIES = "the hosts have no room for copies of checkpoints: the next iteration waits until one is written"
 _SAVED = (TrainingDemand, ScoringDemand, PolicyTrainingDemand)
 
+_Config = TypeVar("_Config", bound=Config)
 # Plans a job with another config and returns its memory case; None for a plan that cannot run.
-Replan = Callable[[Config, "Topology"], MemoryCase | None]
+Replan = Callable[[_Config, "Topology"], MemoryCase | None]
 
 
 def case_of(
     plan: Plan,
-    config: Config,
+    config: _Config,
     demands: Mapping[str, Demand],
     notes: Sequence[str],
     shared: SharedMemory,
     batches: Mapping[str, int],
-    replan: Replan,
+    replan: Replan[_Config],
     measured: Measurements | None,
 ) -> MemoryCase:
     """Return the memory case of a plan, in which hosts hold copies for checkpoints if they have room for them.
@@ -75,10 +76,10 @@ def _without_copies(case: MemoryCase) -> MemoryCase:
 
 
 def _with_lines(
-    config: Config,
+    config: _Config,
     topology: Topology,
     lines: Mapping[str, object],
-    replan: Replan,
+    replan: Replan[_Config],
 ) -> MemoryCase | None:
     """Return the memory case of a job with other config values; None if a check rejects the new plan.
 

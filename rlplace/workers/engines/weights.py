@@ -38,7 +38,7 @@ from rlplace.metrics import Metric, Metrics
 from rlplace.models.heads import weight_shapes
 from rlplace.placement.flow import CUT_BUCKET_BYTES
 from rlplace.placement.schedule import Residency
-from rlplace.workers.arguments import WorkerArguments
+from rlplace.workers.arguments import TextArguments
 from rlplace.workers.engines.contract import NO_FACTORS, FactorsOf, TextEngine, Weights
 
 Each = TypeVar("Each")
@@ -340,7 +340,7 @@ _TOKENS = 32
 _TOLERANCE = {"fp32": 1e-3, "fp16": 0.1, "bf16": 0.5, "fp8": 1.0}
 
 
-def probe_tokens(job: WorkerArguments) -> list[int]:
+def probe_tokens(job: TextArguments) -> list[int]:
     """Return the tokens of the probe, by which a weight sync is verified: random tokens, equal in every process."""
     config = json.loads((job.model / "config.json").read_text(encoding="utf-8"))
     vocabulary: int = text_keys(config)["vocab_size"]
@@ -376,9 +376,9 @@ class SyncProbe:
     It keeps the actor's log-probabilities, which come with the weights, until they are compared.
     """
 
-    def __init__(self, engine: TextEngine, job: WorkerArguments, owner: str) -> None:
+    def __init__(self, engine: TextEngine, job: TextArguments, owner: str) -> None:
         self._engine, self._tokens, self._owner = engine, probe_tokens(job), owner
-        rollout = job.config.text_rollout
+        rollout = job.config.rollout
         dtypes = (job.config.actor.compute, rollout.dtype, rollout.cache)
         # The tolerance of the coarsest dtype in use
         self._tolerance = max(_TOLERANCE[dtype] for dtype in dtypes)

@@ -33,6 +33,7 @@ from rlplace.workers.arguments import (
     TRAJECTORIES,
     WEIGHTS,
     SimulatorArguments,
+    TextArguments,
     asked_of,
     parts_of,
     samples_for,
@@ -225,6 +226,7 @@ class LmActor(Actor):
         "rlplace.workers.weights",
     )
 
+    config: TextArguments
     _model: TrainedLm
     _groups: Groups | None = None
     _inferred: dict[Target, BySample] | None = None
@@ -246,7 +248,9 @@ class LmActor(Actor):
 
         config, actor = self.config.config, self.config.config.actor
         ranks = self._join()
-        lm = TrainedLm(self._spec(actor), ranks, policy_of(config, self.config.model))
+        folder = self.config.model
+        spec = self._spec(actor, folder)
+        lm = TrainedLm(spec, ranks, policy_of(config, folder))
         trainer = self._train(lm, actor.optimizer, ema_decay=actor.ema_decay)
         self._learner = ActorLearner(
             config, lm, trainer, ranks, self.config.read_again.get("actor")
@@ -579,6 +583,7 @@ class Critic(TrainedWorker):
 
     imports: ClassVar[tuple[str, ...]] = LmActor.imports
 
+    config: TextArguments
     _model: TrainedLm
     _inferred: _Inferred | None = None
 
@@ -590,7 +595,7 @@ class Critic(TrainedWorker):
         config, critic = self.config.config, self.config.config.critic
         ranks = self._join()
         # The model folder of the job has no value head, so the head is initialized.
-        spec = self._spec(critic, folder_of(critic.model))
+        spec = self._spec(critic, self.config.model, folder_of(critic.model))
         lm = TrainedLm(spec, ranks, ValueLm)
         trainer = self._train(lm, critic.optimizer)
         self._learner = CriticLearner(

@@ -297,13 +297,13 @@ class VectorEnvWorker(EnvWorker):
         self._groups: list[StageGroup] = []
         # Descriptions of the steps skipped in this iteration
         self._poison: list[str] = []
-        self._rows = config.simulator_env.total_num_envs // context.world_size
-        groups = config.torch_rollout.pipeline_stage_num
+        self._rows = config.env.total_num_envs // context.world_size
+        groups = config.rollout.pipeline_stage_num
         chunk = self.config.spaces.chunk
         rows = self._rows // groups
         for index in range(groups):
             first_row = context.rank * self._rows + index * rows
-            simulator = make_simulator(config.simulator_env, rows, chunk)
+            simulator = make_simulator(config.env, rows, chunk)
             self._opened.callback(simulator.close)
             group = StageGroup(
                 index=index,
@@ -556,7 +556,7 @@ class VectorEnvWorker(EnvWorker):
         `row`: global row. `what`: description of the number, such as "the first observation". `got`: the numbers as
         text.
         """
-        env = self.config.config.simulator_env
+        env = self.config.config.env
         return SimulatorError(
             problem(
                 "simulator-not-finite",

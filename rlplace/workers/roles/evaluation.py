@@ -11,12 +11,12 @@ from typing import Any
 
 from rlplace.comm.channel import ChannelSpec
 from rlplace.comm.ends import LocalChannel
-from rlplace.config.schema import Config
+from rlplace.config.blocks.language_model import LanguageModelJobConfig
 from rlplace.errors import ChannelBroken
 from rlplace.placement.language.slots import Slot
 from rlplace.placement.schedule import Residency
 from rlplace.tokens import Sample
-from rlplace.workers.arguments import COMPLETIONS, REQUESTS, WEIGHTS, WorkerArguments
+from rlplace.workers.arguments import COMPLETIONS, REQUESTS, WEIGHTS, TextArguments
 from rlplace.workers.roles.rollout import TextRolloutWorker
 from rlplace.workers.roles.text_env import TextEnvWorker
 from rlplace.workers.worker import Rendezvous, WorkerContext
@@ -26,7 +26,12 @@ _CAPACITY = 1024  # items of a channel
 
 
 def answers(
-    config: Config, weights: Path, *, prompts: int, greedy: bool, seed: int
+    config: LanguageModelJobConfig,
+    weights: Path,
+    *,
+    prompts: int,
+    greedy: bool,
+    seed: int,
 ) -> list[dict[str, Any]]:
     """Return one transcript (a dict of JSON values) for each of the first `prompts` held-out prompts, in order.
 
@@ -34,7 +39,7 @@ def answers(
     tokens. `seed`: seed of the sampled answers. The model runs on a GPU if there is one. Raises ConfigError, and all
     errors of env and rollout workers.
     """
-    rollout = config.text_rollout
+    rollout = config.rollout
     cache = rollout.kv_cache_memory or _CACHE_BYTES
     job = dataclasses.replace(
         config,
@@ -43,7 +48,7 @@ def answers(
             rollout, engine="transformers", kv_cache_memory=cache, seed=seed
         ),
     )
-    arguments = WorkerArguments(config=job, ranks={"actor": 1, "env": 1, "rollout": 1})
+    arguments = TextArguments(config=job, ranks={"actor": 1, "env": 1, "rollout": 1})
     timeout_s = config.runner.channel_timeout_s
     channels = {
         name: LocalChannel(
@@ -95,7 +100,7 @@ def _context(component: str, channels: dict[str, LocalChannel]) -> WorkerContext
     )
 
 
-def _weights(config: Config, folder: Path) -> dict[str, Any]:
+def _weights(config: LanguageModelJobConfig, folder: Path) -> dict[str, Any]:
     from rlplace.models.causal_lm import LmSpec
     from rlplace.models.saved_lm import lm_weights
     from rlplace.models.vision import policy_of

@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from rlplace import codes
-from rlplace.config.schema import Config
+from rlplace.config.blocks.language_model import LanguageModelJobConfig
 from rlplace.envs.registry import make_task
 from rlplace.envs.text import Image, Split, TextEpisode
 from rlplace.envs.text.contract import NoPrompt
@@ -32,13 +32,15 @@ class Prompts:
     fixed number of rows, each epoch uses each row once, in a random order of its own.
     """
 
-    def __init__(self, config: Config, model: Path, split: Split) -> None:
+    def __init__(
+        self, config: LanguageModelJobConfig, model: Path, split: Split
+    ) -> None:
         """Read the task's prompts and check them. This can run without workers.
 
         `model`: folder with the tokenizer. `split`: training or held-out prompts. Raises ConfigError for broken or
         empty data, for a missing chat template, and for a prompt that is too long.
         """
-        env = config.text_env
+        env = config.env
         self.task = make_task(env, seed=config.runner.seed, split=split)
         self.held_out = split == "held_out"
         self.tokenizer = Tokenizer.load(model)
@@ -167,13 +169,13 @@ class Prompts:
         )
 
 
-def splits(config: Config) -> tuple[Split, ...]:
+def splits(config: LanguageModelJobConfig) -> tuple[Split, ...]:
     if config.runner.eval_every:
         return ("train", "held_out")
     return ("train",)
 
 
-def check_prompts(config: Config, model: Path) -> tuple[Problem, ...]:
+def check_prompts(config: LanguageModelJobConfig, model: Path) -> tuple[Problem, ...]:
     """Return the problems of the run's prompts; an empty tuple if all prompts are good.
 
     Held-out prompts are checked too if the run evaluates. `model`: folder with the tokenizer.

@@ -72,8 +72,8 @@ class RewardFunctionWorker(Scorer):
         self._grader = grader_of(
             [self._reward],
             timeout_s=block.timeout_s,
-            memory_bytes=config.text_env.reward_memory,
-            processes=config.text_env.reward_processes,
+            memory_bytes=config.env.reward_memory,
+            processes=config.env.reward_processes,
             on_poison=config.faults.on_poison,
             failures=self._failures,
         )

@@ -41,6 +41,7 @@ from rlplace.workers.arguments import (
     WEIGHTS,
     EndOfIteration,
     SimulatorArguments,
+    TextArguments,
 )
 from rlplace.workers.engines.build import build_engine
 from rlplace.workers.engines.contract import Engine, EngineSettings, TextEngine
@@ -157,7 +158,7 @@ class VectorRolloutWorker(RolloutWorker):
         policy = build_policy(
             spaces, config.actor, config.algorithm, config.runner.seed
         )
-        workspace = config.torch_rollout.workspace_memory
+        workspace = config.rollout.workspace_memory
         self._open(
             TorchEngine(
                 policy,
@@ -168,7 +169,7 @@ class VectorRolloutWorker(RolloutWorker):
         )
         self._noise = RowNoise(
             seed=config.runner.seed,
-            rows=config.simulator_env.total_num_envs,
+            rows=config.env.total_num_envs,
             shape=noise_shape(spaces.actions),
             uniform=not isinstance(spaces.actions, ContinuousActions),
         )
@@ -190,7 +191,7 @@ class VectorRolloutWorker(RolloutWorker):
         `watch`: measures the seconds of each part of the work.
         """
         context = self.context
-        config = self.config.config.torch_rollout
+        config = self.config.config.rollout
         source = context.channels[OBSERVATIONS]
         key = str(context.rank)
         # Number of rows that this rank has to answer
@@ -403,6 +404,7 @@ class TextRolloutWorker(RolloutWorker):
         "rlplace.workers.weights",
     )
 
+    config: TextArguments
     engine: TextEngine
     # Last version that was loaded during generation, before `pull_weights` was called for it
     _ahead = -1
@@ -423,9 +425,9 @@ class TextRolloutWorker(RolloutWorker):
         """Return the settings of the generation engine, from the config and the tokenizer."""
         job = self.config
         stop_token_ids, stop_texts = Tokenizer.load(job.model).stops(
-            job.config.text_rollout.stop
+            job.config.rollout.stop
         )
-        rollout = job.config.text_rollout
+        rollout = job.config.rollout
         runner = job.config.runner
         temperature = runner.eval_temperature
         top_p = runner.eval_top_p
@@ -443,7 +445,7 @@ class TextRolloutWorker(RolloutWorker):
             stop_texts=stop_texts,
             emulated_memory=job.config.cluster.accelerator.memory,
             tensor_parallel=len(self.context.slot.accelerators),
-            env=job.config.text_env,
+            env=job.config.env,
         )
 
     def begin_again(self, iteration: int) -> Metrics:

@@ -40,7 +40,7 @@ from rlplace.stopwatch import Stopwatch
 from rlplace.tokens import Files, Sample, Scores, Tokens
 from rlplace.workers.arguments import (
     REFERENCE_WEIGHTS,
-    WorkerArguments,
+    TextArguments,
     samples_for,
     scores_of,
 )
@@ -189,6 +189,7 @@ class Scorer(RoleWorker, abc.ABC):
     Each rank receives an even share of an iteration's groups, unless rank 0 receives the groups for all ranks.
     """
 
+    config: TextArguments
     _sharded = False  # True if rank 0 reads for all ranks
 
     @property
@@ -235,7 +236,7 @@ class ModelScorer(Scorer, JoinedWorker):
 
     _lm: FrozenLm[Any]
 
-    def __init__(self, config: WorkerArguments, context: WorkerContext) -> None:
+    def __init__(self, config: TextArguments, context: WorkerContext) -> None:
         super().__init__(config, context)
         block = config.config.block_of(self.component)
         assert isinstance(block, FrozenConfig), (
@@ -416,7 +417,7 @@ class ReferenceWorker(ModelScorer):
 
     def _values(self, batch: Sequence[ModelInput]) -> Sequence[Values]:
         # Greedy answers have temperature 0; their log-probabilities are taken at 1.
-        temperature = self.config.config.text_rollout.temperature or 1.0
+        temperature = self.config.config.rollout.temperature or 1.0
         logprobs = self._forward(batch, temperature).logprobs.float().cpu().numpy()
         if batch:
             return np.split(
@@ -501,7 +502,7 @@ class RewardModelWorker(ModelScorer):
 #                                                                                           is ever trained on
 
 
-def reads_text(job: WorkerArguments, component: str) -> bool:
+def reads_text(job: TextArguments, component: str) -> bool:
     """Return whether `component` needs the transcripts of samples. If so, env ranks send it samples with their
     transcripts.
 
@@ -516,7 +517,7 @@ def reads_text(job: WorkerArguments, component: str) -> bool:
     )
 
 
-def retokenized(job: WorkerArguments, folder: Path) -> Callable[[Sample], Tokens]:
+def retokenized(job: TextArguments, folder: Path) -> Callable[[Sample], Tokens]:
     """Return a function that converts a sample into tokens of the model in `folder`.
 
     `job`: arguments of the run's workers. If the policy has the same tokenizer, the function returns the sample's own
@@ -525,7 +526,7 @@ def retokenized(job: WorkerArguments, folder: Path) -> Callable[[Sample], Tokens
     if same_tokens(job.model, folder):
         return lambda sample: sample.tokens
     tokenizer = Tokenizer.load(folder)
-    env = job.config.text_env
+    env = job.config.env
     if not env.chat:
         return lambda sample: tokenizer.encode(
             "\n".join(

@@ -44,6 +44,7 @@ from rlplace.workers.arguments import (
     SAMPLES,
     Done,
     EndOfIteration,
+    TextArguments,
     samples_for,
 )
 from rlplace.workers.roles.env import EnvWorker
@@ -76,6 +77,8 @@ class TextEnvWorker(EnvWorker):
     uses_accelerators: ClassVar[bool] = False
     holds: ClassVar[str] = "task"
 
+    config: TextArguments
+
     def setup(self) -> None:
         config, model = self.config.config, self.config.model
         self.prompts = {
@@ -94,14 +97,14 @@ class TextEnvWorker(EnvWorker):
             samples_for(c): reads_text(self.config, c) for c in self.config.scorers
         }
         self.rewards: Sequence[Reward] = find_rewards(
-            config.text_env.rewards, self.prompts["train"].task
+            config.env.rewards, self.prompts["train"].task
         )
         self.failures = Failures(config.faults)
         self.grader = grader_of(
             self.rewards,
-            timeout_s=config.text_env.reward_timeout_s,
-            memory_bytes=config.text_env.reward_memory,
-            processes=config.text_env.reward_processes,
+            timeout_s=config.env.reward_timeout_s,
+            memory_bytes=config.env.reward_memory,
+            processes=config.env.reward_processes,
             on_poison=config.faults.on_poison,
             failures=self.failures,
         )
@@ -248,7 +251,7 @@ class TextEnvWorker(EnvWorker):
 
     def _asked(self) -> str:
         algorithm = self.config.config.algorithm
-        env = self.config.config.text_env
+        env = self.config.config.env
         sizes = (
             algorithm.prompts,
             algorithm.samples_per_prompt,
@@ -475,7 +478,7 @@ class Pass:
         self._left_out: list[Sample] = []
         # Prompt number of each group
         self._numbers: dict[int, int] = {}
-        settings = worker.config.config.text_env
+        settings = worker.config.config.env
         together = (
             0
             if getattr(prompts.task, "replies_alone", False)
@@ -752,7 +755,7 @@ class Pass:
         if (
             reply is None
             or completion.finish != "stop"
-            or len(episode.answers) >= settings.text_env.max_turns
+            or len(episode.answers) >= settings.env.max_turns
         ):
             return None
         more = self._prompts.conversation.reply(completion.tokens, reply)

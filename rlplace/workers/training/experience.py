@@ -43,7 +43,7 @@ from rlplace.config.blocks.training import AlgorithmConfig
 from rlplace.errors import RewardError
 from rlplace.metrics import Metric, Metrics
 from rlplace.tokens import Sample, Scores
-from rlplace.workers.arguments import WorkerArguments
+from rlplace.workers.arguments import TextArguments
 from rlplace.workers.training.samples import (
     BySample,
     Groups,
@@ -128,7 +128,7 @@ class AdvantageEstimator:
     It owns the state that lasts over iterations: the present weight of the KL, and the running moments of rewards.
     """
 
-    def __init__(self, job: WorkerArguments) -> None:
+    def __init__(self, job: TextArguments) -> None:
         self._config = job.config
         self._rewards = job.rewards
         self._algorithm = job.config.algorithm

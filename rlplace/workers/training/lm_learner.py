@@ -45,7 +45,7 @@ from rlplace.algo.losses import (
 )
 from rlplace.algo.packing import MicroBatch, Packing, SampleSizes, pack, pack_steps
 from rlplace.algo.variants import TokenSamples
-from rlplace.config.schema import Config
+from rlplace.config.blocks.language_model import LanguageModelJobConfig
 from rlplace.metrics import Metrics
 from rlplace.models.causal_lm import ValuedScores
 from rlplace.models.lora import without_factors
@@ -78,7 +78,7 @@ class LmLearner:
 
     def __init__(
         self,
-        config: Config,
+        config: LanguageModelJobConfig,
         lm: TrainedLm,
         trainer: Trainer,
         ranks: Ranks,
@@ -100,7 +100,7 @@ class LmLearner:
         self._ranks = ranks
         self._token_budget = token_budget
         self._longest = min(
-            self._algorithm.max_new_tokens * config.text_env.max_turns,
+            self._algorithm.max_new_tokens * config.env.max_turns,
             self._algorithm.longest,
         )
 
@@ -330,7 +330,7 @@ class ActorLearner(LmLearner):
 
     def __init__(
         self,
-        config: Config,
+        config: LanguageModelJobConfig,
         lm: TrainedLm,
         trainer: Trainer,
         ranks: Ranks,
@@ -360,7 +360,7 @@ class ActorLearner(LmLearner):
                 algorithm.tis_floor,
             )
         # Temperature 0 is greedy: its answers carry log-probabilities at temperature 1
-        self._temperature = config.text_rollout.temperature or 1.0
+        self._temperature = config.rollout.temperature or 1.0
 
     def plan(self, lengths: Lengths, iteration: int) -> tuple[Packing, ...]:
         """Return the result of `LmLearner.plan`, or an empty tuple in the first iterations, in which only the critic
@@ -668,7 +668,7 @@ class CriticLearner(LmLearner):
 
     def __init__(
         self,
-        config: Config,
+        config: LanguageModelJobConfig,
         lm: TrainedLm,
         trainer: Trainer,
         ranks: Ranks,

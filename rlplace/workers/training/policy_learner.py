@@ -33,7 +33,7 @@ from rlplace.algo.normalize import (
     shifted_sums,
 )
 from rlplace.algo.variants import Steps, ppo_slopes_by_variant
-from rlplace.config.schema import Config
+from rlplace.config.blocks.simulator import SimulatorJobConfig
 from rlplace.metrics import Metric
 from rlplace.models.networks import NetworkPolicy, Sequences
 from rlplace.models.passes import Passes
@@ -56,7 +56,7 @@ class PolicyLearner:
 
     def __init__(
         self,
-        config: Config,
+        config: SimulatorJobConfig,
         rows: Rows,
         policy: TrainedPolicy,
         trainer: Trainer,

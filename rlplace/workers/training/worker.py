@@ -263,11 +263,13 @@ class TrainedWorker(JoinedWorker):
             finally:
                 self._model.drop_gathered()
 
-    def _spec(self, trained: TrainedConfig, own_folder: Path | None = None) -> LmSpec:
+    def _spec(
+        self, trained: TrainedConfig, job_folder: Path, own_folder: Path | None = None
+    ) -> LmSpec:
         """Return the description of the language model to train.
 
-        `trained`: config block of the component. `own_folder`: folder of the component's model; None: the job's model
-        folder.
+        `trained`: config block of the component. `job_folder`: folder of the job's model. `own_folder`: folder of the
+        component's model; None: the job's model folder.
         """
         from rlplace.models.causal_lm import LmSpec
 
@@ -277,6 +279,6 @@ class TrainedWorker(JoinedWorker):
             trained,
             component,
             seed,
-            job_folder=self.config.model,
+            job_folder=job_folder,
             own_folder=own_folder,
         )

@@ -24,7 +24,7 @@ RUNS: dict[str, Any] = {
 
 def test_a_run_says_what_is_asked_of_whom_and_how_often() -> None:
     config = read_config(RUNS)
-    assert (config.text_env.task, config.algorithm.prompts, config.model_path) == (
+    assert (config.env.task, config.algorithm.prompts, config.model_path) == (
         "arithmetic",
         4,
         "somewhere",
@@ -50,7 +50,7 @@ def test_an_engine_of_ones_own_is_of_a_language_model() -> None:
     config = read_config(
         {**RUNS, "rollout": {"engine": "engines:Mine", "engine_args": {"url": "x"}}}
     )
-    assert (config.job, config.text_rollout.own, config.text_rollout.engine) == (
+    assert (config.job, config.rollout.own, config.rollout.engine) == (
         "language_model",
         True,
         "engines:Mine",

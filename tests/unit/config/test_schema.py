@@ -10,7 +10,7 @@ import jsonschema
 import pytest
 
 from rlplace.config.fields import JobName, fields_of, jobs
-from rlplace.config.schema import Config
+from rlplace.config.of_job import config_of
 from rlplace.config.validate import config_schema
 
 SCHEMA = config_schema()
@@ -99,8 +99,8 @@ def knobs(
 
 @pytest.mark.parametrize("job", jobs())
 def test_editors_show_what_every_key_means(job: JobName) -> None:
-    for path, field in knobs(Config, job):
-        schema: dict[str, Any] = SCHEMA["$defs"][f"Config_{job}"]
+    for path, field in knobs(config_of(job), job):
+        schema: dict[str, Any] = SCHEMA["$defs"][f"{config_of(job).__name__}_{job}"]
         for name in path.split("."):
             schema = schema["properties"][name]
             schema = (

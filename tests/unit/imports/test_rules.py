@@ -6,7 +6,6 @@ import pytest
 
 from rlplace.config.fields import JobName
 from rlplace.config.keys import PLACEMENT
-from rlplace.config.schema import Config
 from rlplace.imports.importer import (
     LANGUAGE_MODEL,
     SIMULATOR,
@@ -164,7 +163,7 @@ def test_keys_of_ours() -> None:
     ) == (1, 10)
     assert simulator.default_of("env.id") == ""
     mapping = {"actor": {}, "cluster": {"component_placement": {}, "num_nodes": 1}}
-    assert list(ordered(mapping, "simulator", Config)["cluster"]) == [
+    assert list(ordered(mapping, "simulator")["cluster"]) == [
         "num_nodes",
         "component_placement",
     ]

@@ -94,7 +94,7 @@ def test_how_evaluation_draws_is_in_the_proof_and_not_in_training() -> None:
         plain, runner=dataclasses.replace(plain.runner, eval_top_p=0.9)
     )
     greedily, drawn = (memory_case(layout(each), each) for each in (plain, asked))
-    assert with_share(asked, drawn).text_rollout.top_p == 1.0
+    assert with_share(asked, drawn).rollout.top_p == 1.0
     assert [
         getattr(case.demands["rollout"], "cut", None) for case in (greedily, drawn)
     ] == [False, True]

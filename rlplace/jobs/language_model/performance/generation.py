@@ -16,7 +16,7 @@ from collections import Counter
 from collections.abc import Collection, Generator, Sequence
 from typing import Any
 
-from rlplace.config.schema import Config
+from rlplace.config.blocks.language_model import LanguageModelJobConfig
 from rlplace.contract.planning import make_plan
 from rlplace.errors import ProblemsError
 from rlplace.foresight.costs import Costs
@@ -161,7 +161,9 @@ class Generation(StageBound):
             return 0.0
         return self._alone(config, plan, moved)
 
-    def _alone(self, config: Config, plan: Plan, moved: frozenset[str]) -> float:
+    def _alone(
+        self, config: LanguageModelJobConfig, plan: Plan, moved: frozenset[str]
+    ) -> float:
         """Simulate some rollout stages with env and rollout alone, and return their mean seconds.
 
         `moved`: the components that are moved onto their accelerators in the stage. Returns 0.0, which is always a

@@ -15,9 +15,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from rlplace.algo.packing import Packing, SampleSizes
-from rlplace.config.blocks.language_model import FrozenConfig, RewardConfig
+from rlplace.config.blocks.language_model import (
+    FrozenConfig,
+    LanguageModelJobConfig,
+    RewardConfig,
+)
 from rlplace.config.blocks.training import TrainedConfig
-from rlplace.config.schema import Config
 from rlplace.foresight.costs import Cost, Costs
 from rlplace.foresight.loads import (
     Load,
@@ -84,10 +87,10 @@ class TextStages(Stages):
     If generation runs ahead of learning, the rollout stage has no bound.
     """
 
-    _config: Config
+    _config: LanguageModelJobConfig
 
     def __init__(
-        self, config: Config, costs: Costs, together: Mapping[str, int]
+        self, config: LanguageModelJobConfig, costs: Costs, together: Mapping[str, int]
     ) -> None:
         """Prepare the bounds.
 
@@ -231,7 +234,7 @@ class TextStages(Stages):
         Return an empty sequence for episodes of several turns. `again`: the cost of a shared prompt token for each
         sample that reads it, as a fraction of the cost of computing a token; None: prompts are not shared.
         """
-        several = self._config.text_env.max_turns > 1
+        several = self._config.env.max_turns > 1
         if several:
             return ()
         return [self._sizes(samples, again) for samples in self._lengths]
@@ -324,7 +327,7 @@ class TextStages(Stages):
         each token. `envs`, `engines`: the numbers of ranks. Returns 0 for episodes of several turns and for short
         rounds, since their work depends on timing.
         """
-        if self._config.text_env.max_turns > 1 or self._algorithm.short_rounds:
+        if self._config.env.max_turns > 1 or self._algorithm.short_rounds:
             return 0.0
         each = self._algorithm.samples_per_prompt
         found = list[float]()
@@ -335,7 +338,7 @@ class TextStages(Stages):
             return self._of(name, size).seconds
 
         step_s = self._decode(self._at_once(engines)).seconds
-        vllm = self._config.text_rollout.engine == "vllm"
+        vllm = self._config.rollout.engine == "vllm"
         asked_s = (
             self._around("env").seconds
             + of(run + "sim")
@@ -364,7 +367,7 @@ class TextStages(Stages):
         """Return the largest number of answers that one of `ranks` engines can generate at the same time."""
         # A group's samples are taken together.
         taken = -(-self._samples // ranks) - 1 + self._algorithm.samples_per_prompt
-        return min(taken, self._config.text_rollout.step_sequences)
+        return min(taken, self._config.rollout.step_sequences)
 
     def _decode(self, at_once: int) -> Cost:
         """Return the least cost of a decoding step over all batches of 1 to `at_once` answers.
@@ -372,7 +375,7 @@ class TextStages(Stages):
         A vLLM step that processes prompts decodes answers as well. If such a step is cheaper, its cost is returned.
         """
         decode = self._least("rollout.generate/decode", 1, at_once)
-        if self._config.text_rollout.engine != "vllm":
+        if self._config.rollout.engine != "vllm":
             return decode
         return least_of(
             [
@@ -380,7 +383,7 @@ class TextStages(Stages):
                 self._least(
                     "rollout.generate/prefill",
                     1,
-                    max(2, self._config.text_rollout.step_tokens),
+                    max(2, self._config.rollout.step_tokens),
                 ),
             ]
         )
@@ -391,7 +394,7 @@ class TextStages(Stages):
         At least one engine has this cost or a higher one.
         """
         generate = "rollout.generate/"
-        block = self._config.text_rollout
+        block = self._config.rollout
         at_once = self._at_once(ranks)
         decode = self._decode(at_once)
         token = self._least(generate + "decode", 1, at_once, each=True)

@@ -5,10 +5,13 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
-from rlplace.config.blocks.language_model import FrozenConfig, RewardConfig
+from rlplace.config.blocks.language_model import (
+    FrozenConfig,
+    LanguageModelJobConfig,
+    RewardConfig,
+)
 from rlplace.config.blocks.training import TrainedConfig
 from rlplace.config.model_folder import text_keys
-from rlplace.config.schema import Config
 from rlplace.foresight.costs import Costs
 from rlplace.foresight.loads import Mode, Size, Stages
 from rlplace.foresight.model import PerformanceModel, StageBound
@@ -59,10 +62,10 @@ class LanguageModelPerformance(PerformanceModel):
 
     # ── what a run measures ──────────────────────────────────────────────────────────────────────────────────────────
 
-    def subject(self, config: Config, component: str) -> str:
+    def subject(self, config: LanguageModelJobConfig, component: str) -> str:
         if component == "env":
-            rewards = ", ".join(map(str, config.text_env.rewards))
-            return f"{config.text_env.task}, {rewards}"
+            rewards = ", ".join(map(str, config.env.rewards))
+            return f"{config.env.task}, {rewards}"
         block = config.actor if component == "rollout" else config.block_of(component)
         model = getattr(block, "model", None)
         if isinstance(model, Mapping):
@@ -77,20 +80,24 @@ class LanguageModelPerformance(PerformanceModel):
 
     # ── how ranks spend seconds ──────────────────────────────────────────────────────────────────────────────────────
 
-    def can_predict(self, config: Config) -> bool:
+    def can_predict(self, config: LanguageModelJobConfig) -> bool:
         return not config.missing
 
-    def ranks(self, config: Config, plan: Plan) -> Mapping[str, type[Rank]]:
+    def ranks(
+        self, config: LanguageModelJobConfig, plan: Plan
+    ) -> Mapping[str, type[Rank]]:
         return {c: _RANKS[role_of(c)] for c in plan.placement.components}
 
-    def site(self, config: Config, plan: Plan, costs: Costs, cores: int) -> Site:
+    def site(
+        self, config: LanguageModelJobConfig, plan: Plan, costs: Costs, cores: int
+    ) -> Site:
         return TextSite(config, plan, costs, cores)
 
-    def kinds_of_iterations(self, config: Config) -> int:
+    def kinds_of_iterations(self, config: LanguageModelJobConfig) -> int:
         return 1 + config.algorithm.short_rounds
 
     def published_profile(
-        self, config: Config, plan: Plan, case: MemoryCase
+        self, config: LanguageModelJobConfig, plan: Plan, case: MemoryCase
     ) -> Profile:
         return published_profile(config, plan, case)
 
@@ -99,7 +106,9 @@ class LanguageModelPerformance(PerformanceModel):
     def sizes(self, space: Space, mode: Mode) -> dict[str, tuple[Size, ...]]:
         return {c: _sizes(space, c) for c in space.plan.placement.components}
 
-    def stages(self, config: Config, plan: Plan, costs: Costs) -> Stages:
+    def stages(
+        self, config: LanguageModelJobConfig, plan: Plan, costs: Costs
+    ) -> Stages:
         placement = plan.placement
         together = {c: placement.spec(c).parallel.ranks for c in placement.components}
         return TextStages(config, costs, together)
@@ -112,14 +121,18 @@ class LanguageModelPerformance(PerformanceModel):
         return "infer" if "infer" in stages else "rollout"
 
     def ordered(
-        self, config: Config, stage: str, ranks: Mapping[str, int], begun: bool
+        self,
+        config: LanguageModelJobConfig,
+        stage: str,
+        ranks: Mapping[str, int],
+        begun: bool,
     ) -> bool:
         if stage == "infer":
             return any(_shares_out(config, c) and ranks[c] > 1 for c in ranks)
         steps = config.algorithm.train_batch is not None
         return stage == "learn" and (begun or steps)
 
-    def values(self, config: Config) -> Mapping[str, Sequence[int]]:
+    def values(self, config: LanguageModelJobConfig) -> Mapping[str, Sequence[int]]:
         """Return config key -> values that a search may choose, for token budgets and `max_staleness`.
 
         Each token budget has its present value, and values that are at least as large as the longest sample.
@@ -147,7 +160,7 @@ class LanguageModelPerformance(PerformanceModel):
         yield f"{STALENESS} {ahead} changes what is learned: samples are {samples}"
 
 
-def _budgets(config: Config, now: int) -> list[int]:
+def _budgets(config: LanguageModelJobConfig, now: int) -> list[int]:
     """Return the token budgets that a search tries: the present one, and multiples and fractions of it.
 
     `now`: the present budget. Budgets below the longest sample are left out, except the present one.
@@ -168,7 +181,7 @@ def _sizes(space: Space, component: str) -> tuple[Size, ...]:
     now = space.size_now(component)
     if component not in space.free:
         return (now,)
-    config: Config = space.config
+    config: LanguageModelJobConfig = space.config
     algorithm = config.algorithm
     node = max(node.accelerators for node in space.nodes)
     nodes = len(space.nodes)
@@ -179,7 +192,7 @@ def _sizes(space: Space, component: str) -> tuple[Size, ...]:
     ]
     samples = (algorithm.prompts or 1) * algorithm.samples_per_prompt
     slices: tuple[int, ...] = (1,)
-    if component == "rollout" and config.text_rollout.engine == "vllm":
+    if component == "rollout" and config.rollout.engine == "vllm":
         heads = text_keys(config.model or {}).get("num_attention_heads")
         slices = tuple(
             n
@@ -197,7 +210,7 @@ def _sizes(space: Space, component: str) -> tuple[Size, ...]:
     return tuple(sorted(found))
 
 
-def _shares_out(config: Config, component: str) -> bool:
+def _shares_out(config: LanguageModelJobConfig, component: str) -> bool:
     """Return whether each rank of a component scores its own groups, without help of the other ranks.
 
     True for a reference or reward whose model is not sharded, and for a reward without a model.

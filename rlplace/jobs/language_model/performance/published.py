@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from rlplace.codes import config_error
+from rlplace.config.blocks.language_model import LanguageModelJobConfig
 from rlplace.config.blocks.training import TrainedConfig
-from rlplace.config.schema import Config
 from rlplace.foresight.profile import (
     ACCELERATOR,
     AS_PUBLISHED,
@@ -70,7 +70,9 @@ def published() -> Mapping[str, Sequence[float]]:
     return {name.replace(" ", ""): row for name, row in rows.items()}
 
 
-def published_profile(config: Config, plan: Plan, case: MemoryCase) -> Profile:
+def published_profile(
+    config: LanguageModelJobConfig, plan: Plan, case: MemoryCase
+) -> Profile:
     """Return a profile of a language-model job with costs that are computed from published rates of its accelerators.
 
     Raises ConfigError for accelerators without published rates.
@@ -133,7 +135,7 @@ def _rates(nodes: Sequence[Node]) -> Rates:
 
 
 def _costs(
-    config: Config, plan: Plan, component: str, rates: Rates
+    config: LanguageModelJobConfig, plan: Plan, component: str, rates: Rates
 ) -> Iterator[tuple[str, Sequence[tuple[float, float]], str]]:
     """Yield each cost of a component as (name, points, kind of device).
 

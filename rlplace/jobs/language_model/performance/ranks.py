@@ -17,7 +17,7 @@ from collections import deque
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from rlplace.config.schema import Config
+from rlplace.config.blocks.language_model import LanguageModelJobConfig
 from rlplace.foresight.costs import Cost, Costs
 from rlplace.foresight.ranks import Body, Rank, Site
 from rlplace.foresight.world import Barrier, Event, Sleep
@@ -32,7 +32,7 @@ from rlplace.workers.arguments import (
     REQUESTS,
     SAMPLES,
     WEIGHTS,
-    WorkerArguments,
+    TextArguments,
     samples_for,
 )
 from rlplace.workers.roles.tails import Tails
@@ -94,7 +94,7 @@ class Lengths:
     iteration, but not on the placement.
     """
 
-    def __init__(self, config: Config, costs: Costs) -> None:
+    def __init__(self, config: LanguageModelJobConfig, costs: Costs) -> None:
         self._costs = costs
         algorithm = config.algorithm
         self._prompts = algorithm.prompts or 1
@@ -102,7 +102,7 @@ class Lengths:
         self._longest_answer = algorithm.max_new_tokens
         self._longest = algorithm.longest
         self._longest_prompt = algorithm.max_prompt_length
-        self._turns = config.text_env.max_turns
+        self._turns = config.env.max_turns
 
     def prompt(self, iteration: int, group: int) -> int:
         drawn = self._drawn(
@@ -185,11 +185,13 @@ class Lengths:
 class TextSite(Site):
     """State that all simulated ranks of a language-model job share."""
 
-    def __init__(self, config: Config, plan: Plan, costs: Costs, cores: int) -> None:
+    def __init__(
+        self, config: LanguageModelJobConfig, plan: Plan, costs: Costs, cores: int
+    ) -> None:
         super().__init__(config, plan, costs, cores)
         placement = plan.placement
         ranks = {c: placement.world_size(c) for c in placement.components}
-        self.job = WorkerArguments(
+        self.job = TextArguments(
             config=config, ranks=ranks, read_again=read_again(config)
         )
         self.lengths = Lengths(config, costs)
@@ -220,7 +222,7 @@ class _Given:
 class TextRank(Rank):
     """Base of all simulated ranks of a language-model job."""
 
-    job: Config
+    job: LanguageModelJobConfig
     site: TextSite
 
     def __init__(self, site: Site, slot: Slot) -> None:
@@ -467,7 +469,7 @@ class TextRolloutRank(TextRank):
 
     @property
     def _room(self) -> bool:
-        return self.in_flight < min(self._share, self.job.text_rollout.step_sequences)
+        return self.in_flight < min(self._share, self.job.rollout.step_sequences)
 
     def pull_weights(self, version: int) -> Body:
         if version <= self._held:
@@ -565,9 +567,9 @@ class TextRolloutRank(TextRank):
         A vLLM step also decodes the answers in flight; prompts with too many tokens for one step take several steps.
         `watch`: records the seconds.
         """
-        room = self.job.text_rollout.step_sequences - len(self._active)
+        room = self.job.rollout.step_sequences - len(self._active)
         read = 0
-        mixed = self.job.text_rollout.engine == "vllm"
+        mixed = self.job.rollout.engine == "vllm"
         if self._active and not mixed:
             yield from self.part(watch, "decode", len(self._active), "generate")
         self._steps += 1
@@ -585,7 +587,7 @@ class TextRolloutRank(TextRank):
             self._begun = self._begun + 1
             room = room - 1
         if mixed:
-            whole, rest = divmod(read, most := self.job.text_rollout.step_tokens)
+            whole, rest = divmod(read, most := self.job.rollout.step_tokens)
             if whole:
                 yield from self.spend(self.cost(most, "generate/prefill", laps=whole))
             if rest:

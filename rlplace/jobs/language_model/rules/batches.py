@@ -10,8 +10,8 @@ import dataclasses
 from collections.abc import Iterator, Mapping
 from math import gcd, isqrt, lcm
 
-from rlplace.checks.placed import PlacedJob
 from rlplace.checks.rule import Found, Rule, at_key
+from rlplace.jobs.language_model.rules.case import PlacedTextJob
 from rlplace.units import counted
 
 _PROMPTS = "algorithm.prompts"
@@ -37,11 +37,11 @@ class _Batches:
     nearest_batch: int
 
 
-def _has_prompts(case: PlacedJob) -> bool:
+def _has_prompts(case: PlacedTextJob) -> bool:
     return case.config.algorithm.prompts is not None
 
 
-def _batches(case: PlacedJob) -> _Batches:
+def _batches(case: PlacedTextJob) -> _Batches:
     """Return the batch sizes of a job. The config has to set `algorithm.prompts`."""
     algorithm = case.config.algorithm
     placement = case.placement
@@ -88,7 +88,7 @@ def _nearest_batch(samples: int, batch: int, step: int) -> int:
     return min(whole, key=lambda n: (abs(n - batch), n))
 
 
-def _uneven_engines(case: PlacedJob) -> Iterator[Found]:
+def _uneven_engines(case: PlacedTextJob) -> Iterator[Found]:
     """Yield a finding if the samples of an iteration cannot be divided evenly over the engines."""
     sizes = _batches(case)
     if sizes.samples % sizes.engines:
@@ -104,7 +104,7 @@ def _uneven_engines(case: PlacedJob) -> Iterator[Found]:
         )
 
 
-def _cut_batches(case: PlacedJob) -> Iterator[Found]:
+def _cut_batches(case: PlacedTextJob) -> Iterator[Found]:
     """Yield a finding if the number of samples of an iteration is not a multiple of the batch size."""
     sizes = _batches(case)
     if sizes.samples % sizes.batch == 0:
@@ -123,7 +123,7 @@ def _cut_batches(case: PlacedJob) -> Iterator[Found]:
     )
 
 
-def _uneven_copies(case: PlacedJob) -> Iterator[Found]:
+def _uneven_copies(case: PlacedTextJob) -> Iterator[Found]:
     """Yield a finding for each trained component whose copies cannot share a batch in whole micro-batches.
 
     The batch size has to be a multiple of the data-parallel copies times the micro-batch size.
@@ -154,19 +154,19 @@ PLANNED = (
 )
 
 
-def _env_without_prompts(case: PlacedJob) -> Iterator[Found]:
+def _env_without_prompts(case: PlacedTextJob) -> Iterator[Found]:
     """Yield a finding if there are more env ranks than prompts, so that a rank would have no prompt."""
     yield from _without_items(case, "env", "prompt", 1)
 
 
-def _actor_without_samples(case: PlacedJob) -> Iterator[Found]:
+def _actor_without_samples(case: PlacedTextJob) -> Iterator[Found]:
     """Yield a finding if the actor has more data-parallel copies than an iteration has samples."""
     each = case.config.algorithm.samples_per_prompt
     yield from _without_items(case, "actor", "sample", each)
 
 
 def _without_items(
-    case: PlacedJob, component: str, item: str, each: int
+    case: PlacedTextJob, component: str, item: str, each: int
 ) -> Iterator[Found]:
     """Yield a finding if a component has more data-parallel copies than an iteration has prompts or samples (items).
 

@@ -1,20 +1,28 @@
-"""The argument of most rules of the job on language models: a config with its plan."""
+"""The arguments of rules of the job on language models: a config with its placement, or with its plan."""
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator, Mapping
 
-from rlplace.config.schema import Config
+from rlplace.checks.placed import PlacedJob
+from rlplace.config.blocks.language_model import LanguageModelJobConfig
 from rlplace.placement.language.spec import ComponentSpec
 from rlplace.placement.plan import Plan
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class PlacedTextJob(PlacedJob):
+    """A config of a job on language models with its placement, as rules of placements take them."""
+
+    config: LanguageModelJobConfig
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class PlannedJob:
     """A config and its plan: the argument of most rules of language-model jobs."""
 
-    config: Config
+    config: LanguageModelJobConfig
     plan: Plan
 
     @property

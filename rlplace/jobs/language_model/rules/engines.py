@@ -6,9 +6,9 @@ import dataclasses
 from collections.abc import Iterator, Mapping
 
 from rlplace.checks.rule import Found, Rule
+from rlplace.config.blocks.language_model import LanguageModelJobConfig
 from rlplace.config.blocks.training import AlgorithmConfig
 from rlplace.config.model_folder import text_keys
-from rlplace.config.schema import Config
 from rlplace.jobs.language_model.rules.case import PlannedJob
 
 
@@ -31,7 +31,7 @@ class ServedModel:
         sizes = [segment.accelerators_per_rank for segment in segments]
         return cls(
             model=text_keys(case.model),
-            engine=case.config.text_rollout.engine,
+            engine=case.config.rollout.engine,
             algorithm=case.config.algorithm,
             accelerators_per_engine=max(sizes, default=1),
         )
@@ -115,9 +115,9 @@ OF_MODEL: tuple[Rule[ServedModel], ...] = (
 # ── rules of the config ──────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def _other_cache_dtype(config: Config) -> Iterator[Found]:
+def _other_cache_dtype(config: LanguageModelJobConfig) -> Iterator[Found]:
     """Yield a finding if the dtype of the KV cache differs from `rollout.dtype`. For vLLM, fp8 is allowed as well."""
-    rollout = config.text_rollout
+    rollout = config.rollout
     fp8_of_vllm = rollout.cache == "fp8" and rollout.engine == "vllm"
     if rollout.cache == rollout.dtype or fp8_of_vllm:
         return
@@ -136,9 +136,9 @@ def _other_cache_dtype(config: Config) -> Iterator[Found]:
     )
 
 
-def _workspace_of_ours(config: Config) -> Iterator[Found]:
+def _workspace_of_ours(config: LanguageModelJobConfig) -> Iterator[Found]:
     """Yield a finding if `rollout.workspace_memory` is set for an engine of rlplace. The plan knows its workspace."""
-    rollout = config.text_rollout
+    rollout = config.rollout
     if rollout.workspace_memory is not None:
         yield Found(
             key="rollout.workspace_memory",
@@ -148,9 +148,9 @@ def _workspace_of_ours(config: Config) -> Iterator[Found]:
         )
 
 
-def _arguments_of_another(config: Config) -> Iterator[Found]:
+def _arguments_of_another(config: LanguageModelJobConfig) -> Iterator[Found]:
     """Yield a finding if `rollout.engine_args` is set for the engine "transformers", which takes no arguments."""
-    rollout = config.text_rollout
+    rollout = config.rollout
     if rollout.engine_args and rollout.engine == "transformers":
         yield Found(
             key="rollout.engine_args",
@@ -159,11 +159,11 @@ def _arguments_of_another(config: Config) -> Iterator[Found]:
         )
 
 
-def _is_ours(config: Config) -> bool:
-    return not config.text_rollout.own
+def _is_ours(config: LanguageModelJobConfig) -> bool:
+    return not config.rollout.own
 
 
-RULES: tuple[Rule[Config], ...] = (
+RULES: tuple[Rule[LanguageModelJobConfig], ...] = (
     Rule(code="cache-dtype", applies=_is_ours, facts=_other_cache_dtype),
     Rule(code="wrong-kind", applies=_is_ours, facts=_workspace_of_ours),
     Rule(code="engine-args", facts=_arguments_of_another),

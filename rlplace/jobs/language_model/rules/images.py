@@ -23,7 +23,7 @@ def _engine_without_images(case: PlannedJob) -> Iterator[Found]:
 
     For answers about images, only this engine was compared with the actor.
     """
-    engine = case.config.text_rollout.engine
+    engine = case.config.rollout.engine
     if engine == "transformers":
         return
     error = "images-of-engine"

@@ -11,10 +11,13 @@ from typing import TYPE_CHECKING
 
 from rlplace.checks.rule import Found, Rule, broken
 from rlplace.codes import problem
-from rlplace.config.blocks.language_model import FrozenConfig, RewardConfig
+from rlplace.config.blocks.language_model import (
+    FrozenConfig,
+    LanguageModelJobConfig,
+    RewardConfig,
+)
 from rlplace.config.blocks.training import TrainedConfig
 from rlplace.config.model_folder import GET, no_folder, text_keys, to_get
-from rlplace.config.schema import Config
 from rlplace.envs.registry import missing_library
 from rlplace.errors import ConfigError, Problem
 from rlplace.models.heads import unread_weights
@@ -41,14 +44,14 @@ class TokenizedJob:
     `written`: the folder's path as it stands in the config.
     """
 
-    config: Config
+    config: LanguageModelJobConfig
     tokenizer: Tokenizer
     written: str
 
 
-def launch_problems(config: Config, plan: Plan) -> Iterator[Problem]:
+def launch_problems(config: LanguageModelJobConfig, plan: Plan) -> Iterator[Problem]:
     """Yield a problem for each library or file that is missing or unfit on this machine for a run of the plan."""
-    if config.text_rollout.engine == "vllm":
+    if config.rollout.engine == "vllm":
         yield from _vllm_problems(config, plan)
     yield from _actor_problems(config)
     for component in plan.placement.components:
@@ -65,7 +68,7 @@ def launch_problems(config: Config, plan: Plan) -> Iterator[Problem]:
             yield from weights_problems(Path(str(path)), f"{key}.model.path")
 
 
-def _vllm_problems(config: Config, plan: Plan) -> Iterator[Problem]:
+def _vllm_problems(config: LanguageModelJobConfig, plan: Plan) -> Iterator[Problem]:
     """Yield a problem if vLLM is not installed, or if `rollout.engine_args` has arguments that vLLM does not know."""
     from rlplace.workers.engines.contract import engine_args_problems, vllm_problem
 
@@ -76,7 +79,7 @@ def _vllm_problems(config: Config, plan: Plan) -> Iterator[Problem]:
     if missing is not None:
         yield missing
         return
-    yield from engine_args_problems(config.text_rollout.engine_args)
+    yield from engine_args_problems(config.rollout.engine_args)
 
 
 def _endpoint_problems(url: str, key: str) -> Iterator[Problem]:
@@ -91,7 +94,7 @@ def _endpoint_problems(url: str, key: str) -> Iterator[Problem]:
         ).problems
 
 
-def _actor_problems(config: Config) -> Iterator[Problem]:
+def _actor_problems(config: LanguageModelJobConfig) -> Iterator[Problem]:
     """Yield the problems of the actor's weights and tokenizer, and of prompts that can be checked before a run."""
     written = (config.model or {}).get("path")
     if not isinstance(written, str):
@@ -135,14 +138,14 @@ def weights_problems(folder: Path, key: str) -> Iterator[Problem]:
 
 def _nothing_ends_turns(case: TokenizedJob) -> Iterator[Found]:
     """Yield a finding if episodes have several turns, but neither tokenizer nor `rollout.stop` can end an answer."""
-    turns = case.config.text_env.max_turns
-    if turns > 1 and not any(case.tokenizer.stops(case.config.text_rollout.stop)):
+    turns = case.config.env.max_turns
+    if turns > 1 and not any(case.tokenizer.stops(case.config.rollout.stop)):
         yield Found(key="env.max_turns", got=f"max_turns: {turns}")
 
 
 def _stop_of_special_token(case: TokenizedJob) -> Iterator[Found]:
     """Yield a finding for each text of `rollout.stop` with a special token: answers never contain special tokens."""
-    for text in case.config.text_rollout.stop:
+    for text in case.config.rollout.stop:
         special = case.tokenizer.special_within(text)
         if special is not None:
             yield Found(

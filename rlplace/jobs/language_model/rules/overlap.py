@@ -7,20 +7,20 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from rlplace.checks.placed import PlacedJob
 from rlplace.checks.rule import Found, Rule, at_key
+from rlplace.jobs.language_model.rules.case import PlacedTextJob
 from rlplace.placement.language.spec import role_of
 from rlplace.placement.schedule import Residency
 
 _ACCUMULATE_EARLY = "algorithm.accumulate_early"
 
 
-def _goes_on(case: PlacedJob) -> bool:
+def _goes_on(case: PlacedTextJob) -> bool:
     """Return whether rollout continues while the actor learns."""
     return case.active.ahead > 0
 
 
-def _takes_turns(case: PlacedJob) -> Iterator[Found]:
+def _takes_turns(case: PlacedTextJob) -> Iterator[Found]:
     """Yield a finding for each component with `enable_offload` on accelerators of an asynchronous rollout.
 
     An asynchronous rollout never pauses, so it cannot release accelerators for other components. Components without
@@ -45,11 +45,11 @@ def _takes_turns(case: PlacedJob) -> Iterator[Found]:
         )
 
 
-def _accumulates_early(case: PlacedJob) -> bool:
+def _accumulates_early(case: PlacedTextJob) -> bool:
     return case.config.algorithm.accumulate_early and case.ranks("actor") > 0
 
 
-def _learns_late(case: PlacedJob) -> Iterator[Found]:
+def _learns_late(case: PlacedTextJob) -> Iterator[Found]:
     """Yield a finding with all reasons why the actor cannot compute gradients during generation.
 
     Examples: another component uses the actor's accelerators during rollout, or the advantages of a group depend on
@@ -94,11 +94,11 @@ def _learns_late(case: PlacedJob) -> Iterator[Found]:
         )
 
 
-def _has_short_rounds(case: PlacedJob) -> bool:
+def _has_short_rounds(case: PlacedTextJob) -> bool:
     return bool(case.config.algorithm.short_rounds)
 
 
-def _rounds_to_their_end(case: PlacedJob) -> Iterator[Found]:
+def _rounds_to_their_end(case: PlacedTextJob) -> Iterator[Found]:
     """Yield a finding with all reasons why the job cannot have short rounds.
 
     A short round is an iteration that ends before its longest answers. An asynchronous rollout and the task "agent" do
@@ -108,7 +108,7 @@ def _rounds_to_their_end(case: PlacedJob) -> Iterator[Found]:
     reasons = []
     if algorithm.max_staleness > 0:
         reasons.append("ahead")
-    if case.config.text_env.task == "agent":
+    if case.config.env.task == "agent":
         reasons.append("agent")
     if reasons:
         yield at_key("algorithm.short_rounds", algorithm.short_rounds, reasons=reasons)

@@ -75,7 +75,7 @@ def _engine_of_several(case: PlannedJob) -> Iterator[Found]:
     Not supported: context parallelism, an engine of several ranks, and several accelerators without vLLM.
     """
     spec = case.plan.placement.spec("rollout")
-    engine = case.config.text_rollout.engine
+    engine = case.config.rollout.engine
     sizes = {segment.accelerators_per_rank for segment in spec.segments}
     most = max(sizes, default=1)
     tensor = spec.parallel.tensor_parallel_size

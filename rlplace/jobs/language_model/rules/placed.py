@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from rlplace.checks import names, partners, processes, waste
-from rlplace.checks.placed import PlacedJob
 from rlplace.checks.rule import Rule
 from rlplace.jobs.language_model.rules import batches, overlap, roles
+from rlplace.jobs.language_model.rules.case import PlacedTextJob
 
 # Of jobs that run and of those that are planned only
-_ALL: tuple[Rule[PlacedJob], ...] = (*names.RULES, *processes.RULES)
+_ALL: tuple[Rule[PlacedTextJob], ...] = (*names.RULES, *processes.RULES)
 
 # No sample is dropped, and every rank gets equally many.
-PLANNED: tuple[Rule[PlacedJob], ...] = (
+PLANNED: tuple[Rule[PlacedTextJob], ...] = (
     *_ALL,
     *batches.PLANNED,
     *partners.RULES,
@@ -19,11 +19,11 @@ PLANNED: tuple[Rule[PlacedJob], ...] = (
 )
 
 # Samples need not divide over engines or ranks: an engine takes samples while it has room.
-RUN: tuple[Rule[PlacedJob], ...] = (
+RUN: tuple[Rule[PlacedTextJob], ...] = (
     *_ALL,
     *roles.RULES,
     *batches.RUN,
     *overlap.RULES,
 )
 
-WARNINGS: tuple[Rule[PlacedJob], ...] = (*waste.WARNINGS, *partners.WARNINGS)
+WARNINGS: tuple[Rule[PlacedTextJob], ...] = (*waste.WARNINGS, *partners.WARNINGS)

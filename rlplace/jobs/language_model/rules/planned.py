@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from rlplace.checks.rule import broken
-from rlplace.config.schema import Config
+from rlplace.config.blocks.language_model import LanguageModelJobConfig
 from rlplace.errors import Problem
 from rlplace.jobs.language_model.rules import (
     engines,
@@ -21,7 +21,7 @@ from rlplace.jobs.notes import missing_problems
 from rlplace.placement.plan import Plan
 
 
-def plan_problems(config: Config, plan: Plan) -> Iterator[Problem]:
+def plan_problems(config: LanguageModelJobConfig, plan: Plan) -> Iterator[Problem]:
     """Yield the problems for which a run of the plan would fail on any machine."""
     if not config.runs:
         yield from missing_problems(config)

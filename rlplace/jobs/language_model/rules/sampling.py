@@ -5,18 +5,18 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from rlplace.checks.rule import Found, Rule
-from rlplace.config.schema import Config
+from rlplace.config.blocks.language_model import LanguageModelJobConfig
 
 # Keys of the correction by truncated importance sampling, with their defaults
 _CORRECTION = {"tis_level": "token", "tis_above": "cap", "tis_floor": None}
 
 
-def _part_of_vocabulary(config: Config) -> Iterator[Found]:
+def _part_of_vocabulary(config: LanguageModelJobConfig) -> Iterator[Found]:
     """Yield a finding for each of `top_p` and `top_k` that restricts sampling to a part of the vocabulary.
 
     With such a restriction, the engine's probabilities of the sampled tokens differ from the actor's.
     """
-    rollout = config.text_rollout
+    rollout = config.rollout
     if rollout.top_p < 1:
         yield _narrowed("top_p", rollout.top_p, 1.0)
     if rollout.top_k > 0:
@@ -32,12 +32,12 @@ def _narrowed(name: str, value: float, off: float) -> Found:
     )
 
 
-def _penalised(config: Config) -> Iterator[Found]:
+def _penalised(config: LanguageModelJobConfig) -> Iterator[Found]:
     """Yield a finding for each sampling penalty that is set.
 
     This rule applies to jobs without importance-sampling correction (`tis_cap`).
     """
-    for name, value in config.text_rollout.penalties.items():
+    for name, value in config.rollout.penalties.items():
         off: float = 0
         if name == "repetition_penalty":
             off = 1.0
@@ -49,19 +49,19 @@ def _penalised(config: Config) -> Iterator[Found]:
         )
 
 
-def _draws(config: Config) -> bool:
-    return config.text_rollout.temperature > 0
+def _draws(config: LanguageModelJobConfig) -> bool:
+    return config.rollout.temperature > 0
 
 
-def _corrects(config: Config) -> bool:
+def _corrects(config: LanguageModelJobConfig) -> bool:
     return config.algorithm.tis_cap is not None
 
 
-def _does_not_correct(config: Config) -> bool:
+def _does_not_correct(config: LanguageModelJobConfig) -> bool:
     return config.algorithm.tis_cap is None
 
 
-def _corrects_nothing(config: Config) -> Iterator[Found]:
+def _corrects_nothing(config: LanguageModelJobConfig) -> Iterator[Found]:
     """Yield a finding for the first of the keys `tis_level`, `tis_above` and `tis_floor` that is set.
 
     This rule applies to jobs without `tis_cap`, in which these keys of the importance-sampling correction do nothing.
@@ -73,7 +73,7 @@ def _corrects_nothing(config: Config) -> Iterator[Found]:
             return
 
 
-def _floor_above_cap(config: Config) -> Iterator[Found]:
+def _floor_above_cap(config: LanguageModelJobConfig) -> Iterator[Found]:
     """Yield findings about a `tis_floor` that is not below `tis_cap`."""
     cap = config.algorithm.tis_cap
     floor = config.algorithm.tis_floor
@@ -86,7 +86,7 @@ def _floor_above_cap(config: Config) -> Iterator[Found]:
         )
 
 
-def _clipped_twice(config: Config) -> Iterator[Found]:
+def _clipped_twice(config: LanguageModelJobConfig) -> Iterator[Found]:
     """Yield findings about `dual_clip` with the surrogate "cispo", which does not use it."""
     bound = config.algorithm.dual_clip
     if config.algorithm.surrogate == "cispo" and bound is not None:
@@ -95,9 +95,9 @@ def _clipped_twice(config: Config) -> Iterator[Found]:
         )
 
 
-def _shortest_above_longest(config: Config) -> Iterator[Found]:
+def _shortest_above_longest(config: LanguageModelJobConfig) -> Iterator[Found]:
     """Yield findings about a minimum length of answers above their maximum length."""
-    least = config.text_rollout.min_tokens
+    least = config.rollout.min_tokens
     most = config.algorithm.max_new_tokens
     if least > most:
         yield Found(
@@ -108,13 +108,13 @@ def _shortest_above_longest(config: Config) -> Iterator[Found]:
         )
 
 
-def _empty_stop(config: Config) -> Iterator[Found]:
+def _empty_stop(config: LanguageModelJobConfig) -> Iterator[Found]:
     """Yield findings about an empty text in `rollout.stop`."""
-    if "" in config.text_rollout.stop:
+    if "" in config.rollout.stop:
         yield Found(key="rollout.stop", got="''", error="empty")
 
 
-def _short_sequence(config: Config) -> Iterator[Found]:
+def _short_sequence(config: LanguageModelJobConfig) -> Iterator[Found]:
     """Yield findings about a `sequence_length` below the longest prompt and the longest answer together."""
     algorithm = config.algorithm
     least = algorithm.max_prompt_length + algorithm.max_new_tokens
@@ -127,7 +127,7 @@ def _short_sequence(config: Config) -> Iterator[Found]:
         )
 
 
-RULES: tuple[Rule[Config], ...] = (
+RULES: tuple[Rule[LanguageModelJobConfig], ...] = (
     Rule(code="cut-distribution", applies=_draws, facts=_part_of_vocabulary),
     Rule(code="cut-distribution", applies=_does_not_correct, facts=_penalised),
     Rule(code="roles-contradict", applies=_does_not_correct, facts=_corrects_nothing),

@@ -9,10 +9,10 @@ from dataclasses import replace
 from rlplace.checks.rule import Found, Rule, broken
 from rlplace.config.blocks.language_model import (
     CriticConfig,
+    LanguageModelJobConfig,
     ReferenceConfig,
     RewardConfig,
 )
-from rlplace.config.schema import Config
 from rlplace.envs.registry import missing_library
 from rlplace.envs.text.rewards import named_reward
 from rlplace.errors import ConfigError, Problem
@@ -29,11 +29,13 @@ _READS_TOKENS = ("reference", "critic")
 class TokenReader:
     """A component that reads the token ids of the policy: the reference or the critic."""
 
-    config: Config
+    config: LanguageModelJobConfig
     component: str
 
 
-def problems(config: Config, components: Sequence[str]) -> Iterator[Problem]:
+def problems(
+    config: LanguageModelJobConfig, components: Sequence[str]
+) -> Iterator[Problem]:
     """Yield the problems of the placed scorers. If a library is missing that a check needs, yield a problem about it.
 
     `components`: the names of all placed components.
@@ -48,7 +50,9 @@ def problems(config: Config, components: Sequence[str]) -> Iterator[Problem]:
         ).problems
 
 
-def scorer_problems(config: Config, components: Sequence[str]) -> Iterator[Problem]:
+def scorer_problems(
+    config: LanguageModelJobConfig, components: Sequence[str]
+) -> Iterator[Problem]:
     """Yield the problems of the placed scorers. Raises ModuleNotFoundError if tokenizers cannot be compared.
 
     `components`: the names of all placed components.
@@ -63,7 +67,7 @@ def scorer_problems(config: Config, components: Sequence[str]) -> Iterator[Probl
 
 
 def _reward_problems(
-    config: Config, block: RewardConfig, key: str
+    config: LanguageModelJobConfig, block: RewardConfig, key: str
 ) -> Iterator[Problem]:
     """Yield the problems of a reward's function, endpoint or model.
 
@@ -89,7 +93,7 @@ def _reward_problems(
     if head is not None:
         yield head
     # A model with other tokens reads the texts of a chat by its own template.
-    if config.text_env.chat and not same_tokens(policy, folder):
+    if config.env.chat and not same_tokens(policy, folder):
         from rlplace.models.tokenizer import Tokenizer
 
         try:

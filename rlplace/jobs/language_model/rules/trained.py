@@ -6,8 +6,8 @@ import dataclasses
 from collections.abc import Iterator
 
 from rlplace.checks.rule import Found, Rule, broken
+from rlplace.config.blocks.language_model import LanguageModelJobConfig
 from rlplace.config.blocks.training import TrainedConfig
-from rlplace.config.schema import Config
 from rlplace.errors import Problem
 from rlplace.models.folders import existing_folder
 from rlplace.models.heads import value_head_problem
@@ -21,14 +21,14 @@ class TrainedModel:
     block: TrainedConfig
 
 
-def problems(config: Config) -> Iterator[Problem]:
+def problems(config: LanguageModelJobConfig) -> Iterator[Problem]:
     """Yield the problems of the actor's settings, and the problems of the critic if one is placed."""
     yield from broken(RULES, TrainedModel(component="actor", block=config.actor))
     if "critic" in config.placed:
         yield from critic_problems(config)
 
 
-def critic_problems(config: Config) -> Iterator[Problem]:
+def critic_problems(config: LanguageModelJobConfig) -> Iterator[Problem]:
     """Yield the problems of a placed critic: of its settings, its vocabulary, and its value head.
 
     `config`: a config in which the model blocks hold the content of each model's config.json.
@@ -94,7 +94,7 @@ def _other_zero_stage(case: TrainedModel) -> Iterator[Found]:
         )
 
 
-def _fewer_tokens(config: Config) -> Iterator[Found]:
+def _fewer_tokens(config: LanguageModelJobConfig) -> Iterator[Found]:
     """Yield a finding if the critic's vocabulary is smaller than the actor's."""
     actor = (config.model or {}).get("vocab_size")
     critic = (config.critic.model or {}).get("vocab_size")
@@ -103,7 +103,7 @@ def _fewer_tokens(config: Config) -> Iterator[Found]:
         yield Found(key="critic.model", got=got)
 
 
-def _no_factors(config: Config) -> Iterator[Found]:
+def _no_factors(config: LanguageModelJobConfig) -> Iterator[Found]:
     """Yield a finding if the sync sends LoRA factors only, but the actor has no LoRA factors."""
     actor = config.actor
     if actor.sync.mode == "lora" and actor.lora_rank is None:
@@ -116,7 +116,9 @@ RULES: tuple[Rule[TrainedModel], ...] = (
     Rule(code="plan-only", facts=_float16),
     Rule(code="plan-only", facts=_other_zero_stage),
 )
-CRITIC: tuple[Rule[Config], ...] = (
+CRITIC: tuple[Rule[LanguageModelJobConfig], ...] = (
     Rule(code="critic-vocabulary", facts=_fewer_tokens),
 )
-SYNC: tuple[Rule[Config], ...] = (Rule(code="no-factors", facts=_no_factors),)
+SYNC: tuple[Rule[LanguageModelJobConfig], ...] = (
+    Rule(code="no-factors", facts=_no_factors),
+)

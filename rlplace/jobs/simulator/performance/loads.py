@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
 
-from rlplace.config.schema import Config
+from rlplace.config.blocks.simulator import SimulatorJobConfig
 from rlplace.foresight.costs import Cost, Costs
 from rlplace.foresight.loads import Loads, Mode, Options, Size, Sizes, Stages
 from rlplace.placement.flow import block_edges
@@ -18,14 +18,14 @@ class SimulatorStages(Stages):
     """
 
     names = ("sync", "rollout", "learn")
-    _config: Config
+    _config: SimulatorJobConfig
     _depends: Mapping[str, tuple[str, ...]] = {
         "sync": ("actor", "rollout"),
         "rollout": ("env", "rollout"),
         "learn": ("actor", "env"),
     }
 
-    def __init__(self, config: Config, costs: Costs) -> None:
+    def __init__(self, config: SimulatorJobConfig, costs: Costs) -> None:
         super().__init__(config, costs)
         self._found: dict[tuple[object, ...], tuple[Loads, float]] = {}
 
@@ -72,7 +72,7 @@ class SimulatorStages(Stages):
         steps = config.algorithm.rollout_steps
         envs = ranks["env"]
         engines = ranks["rollout"]
-        rows = config.simulator_env.total_num_envs // mode.groups
+        rows = config.env.total_num_envs // mode.groups
         laps = steps * mode.groups
         if mode.shared:
             each = rows // envs
@@ -91,7 +91,7 @@ class SimulatorStages(Stages):
         for source, target, share in shares_of(rows, envs, engines):
             sent[source].append(share)
             received[target].append(share)
-        merges = config.torch_rollout.merge_requests
+        merges = config.rollout.merge_requests
         put = of(run + "put")
         wait = of(run + "wait")
         around_answer = of(generate + "wait").plus(of(generate + "put"))
@@ -143,7 +143,7 @@ class SimulatorStages(Stages):
         rows = [0] * actors
         shares = [0] * actors
         for _, target, share in shares_of(
-            self._config.simulator_env.total_num_envs, ranks["env"], actors
+            self._config.env.total_num_envs, ranks["env"], actors
         ):
             rows[target] += share
             shares[target] += 1

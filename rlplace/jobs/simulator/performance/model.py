@@ -11,7 +11,7 @@ from typing import Any
 
 from rlplace.codes import config_error
 from rlplace.config.blocks.policies import MlpConfig, PolicyConfig
-from rlplace.config.schema import Config
+from rlplace.config.blocks.simulator import SimulatorJobConfig
 from rlplace.foresight.costs import Costs
 from rlplace.foresight.loads import Mode, Size, Stages
 from rlplace.foresight.measure import Variant
@@ -57,7 +57,7 @@ class SimulatorPerformance(PerformanceModel):
 
     # ── what a run measures ──────────────────────────────────────────────────────────────────────────────────────────
 
-    def subject(self, config: Config, component: str) -> str:
+    def subject(self, config: SimulatorJobConfig, component: str) -> str:
         if component == "env":
             return _simulator(config)
         model = config.actor.model
@@ -68,7 +68,7 @@ class SimulatorPerformance(PerformanceModel):
         return type(config.actor).__name__
 
     def counts(
-        self, config: Config, parts: Mapping[str, Sequence[Part]]
+        self, config: SimulatorJobConfig, parts: Mapping[str, Sequence[Part]]
     ) -> Mapping[str, float]:
         """Return the measured share of the planned optimizer steps: `target_kl` may end learning before the last step.
 
@@ -105,14 +105,16 @@ class SimulatorPerformance(PerformanceModel):
 
     # ── how ranks spend seconds ──────────────────────────────────────────────────────────────────────────────────────
 
-    def ranks(self, config: Config, plan: Plan) -> Mapping[str, type[Rank]]:
+    def ranks(self, config: SimulatorJobConfig, plan: Plan) -> Mapping[str, type[Rank]]:
         return {"actor": PolicyActorRank, "env": EnvRank, "rollout": RolloutRank}
 
-    def site(self, config: Config, plan: Plan, costs: Costs, cores: int) -> Site:
+    def site(
+        self, config: SimulatorJobConfig, plan: Plan, costs: Costs, cores: int
+    ) -> Site:
         return Site(config, plan, costs, cores)
 
     def published_profile(
-        self, config: Config, plan: Plan, case: MemoryCase
+        self, config: SimulatorJobConfig, plan: Plan, case: MemoryCase
     ) -> Profile:
         raise config_error("nothing-published", "profile", error="simulators")
 
@@ -139,8 +141,8 @@ class SimulatorPerformance(PerformanceModel):
         Each rank has one accelerator. A component that the search may not change has its present size only. If the
         mode's number of stage groups is impossible, the sequences of sizes are empty.
         """
-        config: Config = space.config
-        rows = config.simulator_env.total_num_envs
+        config: SimulatorJobConfig = space.config
+        rows = config.env.total_num_envs
         found: dict[str, tuple[Size, ...]] = {}
         for component in space.plan.placement.components:
             now = space.size_now(component)
@@ -158,7 +160,7 @@ class SimulatorPerformance(PerformanceModel):
             return dict.fromkeys(found, ())
         return found
 
-    def stages(self, config: Config, plan: Plan, costs: Costs) -> Stages:
+    def stages(self, config: SimulatorJobConfig, plan: Plan, costs: Costs) -> Stages:
         return SimulatorStages(config, costs)
 
     def special_costs(self, mode: Mode) -> tuple[str, ...]:
@@ -182,13 +184,13 @@ def _is(call: RankCall, component: str, method: str) -> bool:
     return call.slot.component == component and call.name == method
 
 
-def _simulator(config: Config) -> str:
+def _simulator(config: SimulatorJobConfig) -> str:
     """Return a text with the simulator's name and all settings that affect the seconds of a step."""
-    env = config.simulator_env
+    env = config.env
     words = [env.kind, env.id or "", *_given(env.kwargs)]
     for wrapper in env.wrappers:
         words += [wrapper.name, *_given(wrapper.kwargs)]
-    chunk = config.torch_rollout.action_chunk
+    chunk = config.rollout.action_chunk
     if chunk > 1:
         words.append(f"in chunks of {chunk}")
     return " ".join(words)

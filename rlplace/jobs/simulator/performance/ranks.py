@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rlplace.config.schema import Config
+from rlplace.config.blocks.simulator import SimulatorJobConfig
 from rlplace.foresight.costs import Cost
 from rlplace.foresight.ranks import Body, Rank, Site
 from rlplace.metrics import Metric
@@ -14,7 +14,7 @@ from rlplace.stopwatch import Stopwatch
 class SimulatorRank(Rank):
     """Base of the simulated ranks of env, rollout and actor. `job`: the config of the job."""
 
-    job: Config
+    job: SimulatorJobConfig
 
     @property
     def steps(self) -> int:
@@ -22,7 +22,7 @@ class SimulatorRank(Rank):
 
     @property
     def stage_groups(self) -> int:
-        return self.job.torch_rollout.pipeline_stage_num
+        return self.job.rollout.pipeline_stage_num
 
     def __init__(self, site: Site, slot: Slot) -> None:
         super().__init__(site, slot)
@@ -111,7 +111,7 @@ class RolloutRank(SimulatorRank):
         while due:
             arrived = [(yield from observations.get(key))]
             while (
-                self.job.torch_rollout.merge_requests
+                self.job.rollout.merge_requests
                 and (more := observations.get_nowait(key)) is not None
             ):
                 arrived.append(more)

@@ -11,7 +11,7 @@ import pytest
 from rlplace.config.read import read_config
 from rlplace.metrics import Metric, reduce_metrics
 from rlplace.models.tokenizer import Tokenizer
-from rlplace.workers.arguments import WorkerArguments, parts_of
+from rlplace.workers.arguments import TextArguments, parts_of
 from rlplace.workers.roles.learn_metrics import as_text, sample_metrics, update_metrics
 from rlplace.workers.training.optimizer import Update
 from tests.lm_ranks import made_up_samples
@@ -21,7 +21,7 @@ from tests.unit.algo.samples import sample
 
 def job(
     placed: tuple[str, ...] = ("actor", "env", "rollout"), **algorithm: Any
-) -> WorkerArguments:
+) -> TextArguments:
     asked = {
         "name": "grpo",
         "prompts": 7,
@@ -38,7 +38,7 @@ def job(
             **blocks,
         }
     )
-    return WorkerArguments(config=config, ranks=dict.fromkeys(placed, 1))
+    return TextArguments(config=config, ranks=dict.fromkeys(placed, 1))
 
 
 @pytest.mark.parametrize(

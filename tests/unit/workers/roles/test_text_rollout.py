@@ -32,7 +32,7 @@ from rlplace.workers.arguments import (
     REQUESTS,
     WEIGHTS,
     EndOfIteration,
-    WorkerArguments,
+    TextArguments,
 )
 from rlplace.workers.roles.rollout import TextRolloutWorker
 from rlplace.workers.worker import Rendezvous
@@ -66,7 +66,7 @@ def job_of(
     memory: str = "1GiB",
     on_poison: str = "stop",
     **rollout: Any,
-) -> WorkerArguments:
+) -> TextArguments:
     placement = {"actor": "0", "env": "0", "rollout": f"0-{rollout_ranks - 1}"}
     lengths = {"max_prompt_length": 40, "max_new_tokens": 60}
     small = {
@@ -94,7 +94,7 @@ def job_of(
             "faults": {"on_poison": on_poison},
         }
     )
-    return WorkerArguments(
+    return TextArguments(
         config=config, ranks={"actor": 1, "env": 2, "rollout": rollout_ranks}
     )
 
@@ -137,7 +137,7 @@ class Rank:
     """A rollout rank that was set up, with the far ends of its channels."""
 
     def __init__(
-        self, job: WorkerArguments, channels: dict[str, Any], rank: int = 0
+        self, job: TextArguments, channels: dict[str, Any], rank: int = 0
     ) -> None:
         self.channels = channels
         named = {

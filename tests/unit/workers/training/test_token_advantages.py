@@ -13,7 +13,7 @@ from rlplace.config.blocks.training import AlgorithmConfig
 from rlplace.config.read import read_config
 from rlplace.errors import RewardError
 from rlplace.tokens import Sample
-from rlplace.workers.arguments import WorkerArguments
+from rlplace.workers.arguments import TextArguments
 from rlplace.workers.training.experience import AdvantageEstimator, Experience
 from tests.lm_ranks import made_up_samples
 
@@ -45,7 +45,7 @@ def estimator(
         }
     )
     return AdvantageEstimator(
-        WorkerArguments(config=config, ranks=dict.fromkeys(placed, 1))
+        TextArguments(config=config, ranks=dict.fromkeys(placed, 1))
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import re
 import textwrap
 from collections.abc import Iterator
@@ -12,18 +13,33 @@ _PYTHON = re.compile(r"\{?\.?(python|py|python3|py3|python-?3\.\d+|pycon)\}?")
 
 
 def code_block(answer: str) -> str:
-    """Return the content of the last code block of an answer that is marked as Python.
+    """Return the content of the last code block of an answer that is Python; without any block, the whole answer.
 
-    Without such a block, return the content of the last block without a mark; without that, the whole answer. A block
-    that is not closed ends with the answer. Indented blocks lose their indentation.
+    A block is Python if it is marked so. A block without a mark is Python too, unless it follows a marked block and has
+    values alone, as the output of a program. A block that is not closed ends with the answer. Indented blocks lose
+    their indentation.
     """
-    found: dict[bool, str] = {}
+    found = answer
+    marked = False
     for language, content in _blocks(answer):
         if _PYTHON.fullmatch(language.lower()):
-            found[True] = content
-        elif not language:
-            found[False] = content
-    return found.get(True, found.get(False, answer))
+            found = content
+            marked = True
+        elif not language and (not marked or _does_something(content)):
+            found = content
+    return found
+
+
+def _does_something(code: str) -> bool:
+    """Return whether a text is Python that does more than state values."""
+    try:
+        body = ast.parse(code).body
+    except (SyntaxError, ValueError, RecursionError):
+        return False
+    values = (ast.Constant, ast.Name, ast.List, ast.Tuple, ast.Dict, ast.UnaryOp)
+    return not all(
+        isinstance(part, ast.Expr) and isinstance(part.value, values) for part in body
+    )
 
 
 def _blocks(answer: str) -> Iterator[tuple[str, str]]:

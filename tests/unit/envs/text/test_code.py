@@ -624,6 +624,7 @@ def test_code_sees_no_secrets_and_leaves_nothing(
         "1. So:\n   ```python\n   X\n   ```\n2. Done",
         "First:\n```python\nY\n```\nbetter:\n```python\nX\n```\nThat is it.",
         "```python\nX\n```\nIt prints:\n```\n3\n```",
+        "```py\nY\n```\nIt prints:\n```\nTrue\n[1, -2]\n```\nbetter:\n```python\nX\n```",
         "```bash\npip install it\n```\n```python\nX\n```",
         '```python title="a.py"\nX\n```',
         "```{.python}\nX\n```",
@@ -633,6 +634,11 @@ def test_code_sees_no_secrets_and_leaves_nothing(
 )
 def test_code_is_found_in_each_kind_of_fence(answer: str) -> None:
     assert code_block(answer).strip() == "X"
+
+
+def test_a_block_without_a_mark_counts_if_it_does_something() -> None:
+    answer = "```py\nx = 1\n```\nbetter\n```\nx = 2\n```"
+    assert code_block(answer) == "x = 2\n"
 
 
 def test_an_indented_block_keeps_its_inner_indentation() -> None:

@@ -58,16 +58,3 @@ def test_limits_in_the_wrong_order_and_a_fact_that_is_missing() -> None:
         ValueError, match="the task gives no fact 'score'; its facts: answer"
     ):
         v.score(transcript("x", answer="4"))
-
-
-@pytest.mark.parametrize(
-    ("answer", "code"),
-    [
-        ("x = 1", "x = 1"),
-        ("So:\n```python\nx = 1\n```\nDone.", "x = 1\n"),
-        ("```py\nx = 1\n```\nbetter\n```\nx = 2\n```", "x = 2\n"),
-        ("```python\nx = 1", "```python\nx = 1"),
-    ],
-)
-def test_the_last_code_block_counts(answer: str, code: str) -> None:
-    assert v.code_block(answer) == code

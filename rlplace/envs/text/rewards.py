@@ -303,6 +303,18 @@ def fact(transcript: Transcript, name: str) -> str:
     return str(transcript.facts[name])
 
 
+def right_answers(transcript: Transcript) -> list[str]:
+    """Return the right answers, `transcript.facts["answer"]`, as texts: several, if that is a list, else one.
+
+    Raises ValueError if the task does not give a fact `answer`.
+    """
+    right = fact(transcript, "answer")
+    given = transcript.facts["answer"]
+    if isinstance(given, list | tuple):
+        return [str(each) for each in given]
+    return [right]
+
+
 def exact_match(transcript: Transcript, *, ignore_case: bool = False) -> float:
     """Return 1 if the last answer equals the right answer, `transcript.facts["answer"]`, else 0.
 

@@ -2,18 +2,28 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
+import json
+import sys
+import types
 from decimal import Decimal
+from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from rlplace.envs.text import Transcript
+from rlplace.envs.text import Transcript, math_library
 from rlplace.envs.text import rewards as v
 from rlplace.envs.text.math_answers import last_boxed, math_answer, math_verify, number
 from rlplace.errors import ConfigError
+
+# Pairs of a right answer and an answer of a policy; the file says of each in which style it is. `own`: whether
+# math_answer is held to the value, too. `library`: the value that math-verify gives, where that is not the right one
+CORPUS = Path(__file__).parents[3] / "data" / "math_answers.jsonl"
+PAIRS = [json.loads(line) for line in CORPUS.read_text().splitlines()]
 
 
 def transcript(said: str, **facts: Any) -> Transcript:
@@ -78,6 +88,107 @@ def test_forms_by_the_library(
     answer: str, right: str, value: float, library: bool
 ) -> None:
     assert math_verify(transcript(answer, answer=right)) == value
+
+
+@pytest.mark.parametrize("pair", [pair for pair in PAIRS if pair["own"]])
+def test_the_corpus_by_own_rules(pair: dict[str, Any]) -> None:
+    told = transcript(pair["answer"], answer=pair["right"])
+    assert math_answer(told) == pair["value"]
+
+
+@pytest.mark.skipif(
+    importlib.util.find_spec("math_verify") is None,
+    reason="the extra math is not installed",
+)
+@pytest.mark.parametrize("pair", PAIRS)
+def test_the_corpus_by_the_library(pair: dict[str, Any]) -> None:
+    told = transcript(pair["answer"], answer=pair["right"])
+    assert math_verify(told) == pair.get("library", pair["value"])
+
+
+# Answers of which a pattern or a library might never see the end
+ENDLESS = {
+    "roots": r"\sqrt[" * 20_000,
+    "fractions": r"\frac{" * 20_000,
+    "braces": "{" * 100_000,
+    "closed braces": r"\boxed{" + "{" * 50_000 + "5" + "}" * 50_001,
+    "a tower of powers": "10**10**9",
+    "a tower with blanks": "10 ** 10 ** 9",
+    "a tower of LaTeX": r"\boxed{9^{9^{9}}}",
+    "a tower of letters": r"\boxed{e^{e^{e^{e^{e}}}}}",
+    "a large power": r"\boxed{10^{10000000000}}",
+    "a large power of a sum": r"\boxed{(x+y+z+1)^{200}}",
+    "a factorial": r"\boxed{1000000000!}",
+    "factorials": r"\boxed{(9!)!}",
+    "a binomial": r"\boxed{\binom{1000000}{500000}}",
+    "a continued fraction": r"\boxed{" + r"\frac{1}{1+" * 25 + "1" + "}" * 26,
+    "digits": "9" * 100_000,
+    "digits in a box": r"\boxed{" + "9" * 100_000 + "}",
+    "commas": "1," * 50_000,
+    "blanks": "1" + " " * 100_000 + "2",
+    "mixed numbers": "1 1/1 " * 20_000,
+    "powers": "1^{" * 30_000,
+    "marks": "#### " * 20_000,
+    "headings": "#### 1. a\n" * 10_000,
+    "dollars": "$" * 50_000,
+    "minus signs": "\u2212" * 100_000,
+    "thoughts": "<think>" * 20_000,
+}
+
+
+@pytest.mark.parametrize("answer", ENDLESS.values(), ids=ENDLESS)
+@pytest.mark.parametrize("right", ["4", r"\frac{1}{2}"])
+def test_no_answer_holds_up_its_grading(answer: str, right: str) -> None:
+    told = transcript(answer, answer=right)
+    assert math_answer(told) == 0
+    if importlib.util.find_spec("math_verify") is not None:
+        assert math_verify(told) == 0
+
+
+@pytest.mark.parametrize(
+    ("text", "large"),
+    [
+        ("e^{x^2+y^2+z^2}", False),
+        ("e^{x^{2^n}}", False),
+        ("2^{2^{10}}", False),
+        ("10^{100}", False),
+        ("x^{2023}", False),
+        ("(x+1)^{10}", False),
+        (r"(\frac{2}{3})^{100}", False),
+        (r"\frac{1}{1+\frac{1}{2}}", False),
+        ("100!", False),
+        ("10^-3*5", False),
+        ("2^{3^{4^5}}", True),
+        ("9**9**9", True),
+        ("10 ** 10 ** 9", True),
+        ("10^{(10^9)}", True),
+        ("(x+1)^{100}", True),
+        (r"\left(10^{9}\right)!", True),
+        ("9" * 400, True),
+    ],
+)
+def test_what_is_too_large_to_compute(text: str, large: bool) -> None:
+    assert math_library.explodes(text) is large
+
+
+def test_a_library_that_does_not_end_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The library is ended by processor time, and whatever it catches."""
+
+    def endless(*_: object, **__: object) -> None:
+        while True:
+            with contextlib.suppress(Exception):
+                while True:
+                    pass
+
+    library = types.SimpleNamespace(parse=endless, verify=endless)
+    monkeypatch.setitem(sys.modules, "math_verify", library)
+    monkeypatch.setattr(math_library, "_SECONDS", 0.01)
+    assert math_library.verified("1", "1") is False
+
+
+def test_each_of_several_right_answers_is_right() -> None:
+    assert math_answer(transcript("4", answer=["3", "4"])) == 1
+    assert math_answer(transcript("5", answer=["3", "4"])) == 0
 
 
 def test_the_library_is_asked_for_before_anything_starts(

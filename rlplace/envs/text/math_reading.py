@@ -1,0 +1,487 @@
+r"""Reads results of mathematical answers: the last \boxed{}, the number after ####, the last number; and their values.
+
+Every pattern here takes time in proportion to the length of the text, whatever the text is.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+import unicodedata
+from decimal import Decimal
+
+# Longest end of an answer in which a number is searched, and longest result that is read as a number
+_READ = 20_000
+_LONGEST = 1_000
+# Most lines with #### that are tried, from the last one backwards
+_MARKED = 20
+
+# ── characters ───────────────────────────────────────────────────────────────────────────────────────────────────────
+
+_NOT_ASCII = re.compile(r"[^\x00-\x7f]")
+_CHARACTERS = {
+    # Minus signs and dashes between numbers
+    **dict.fromkeys("\u2212\ufe63\uff0d\u2010\u2011\u2012\u2013", "-"),
+    # Long dashes are punctuation
+    "\u2014": " ",
+    "\u2015": " ",
+    # Blanks that may stand within a number
+    **dict.fromkeys("\u00a0\u2007\u2009\u202f", "~"),
+    # Invisible characters
+    **dict.fromkeys("\u200b\u200c\u200d\u2060\ufeff", ""),
+    "\u00d7": r"\times ",
+    "\u00b7": r"\cdot ",
+    "\u22c5": r"\cdot ",
+    "\u2044": "/",
+    "\u2215": "/",
+    "\u221a": r"\sqrt ",
+    "\u03c0": r"\pi ",
+    "\u00b0": r"^\circ ",
+    "\u221e": r"\infty ",
+}
+
+
+def plain_characters(text: str) -> str:
+    """Return a text in which signs, blanks, fractions, powers and digits of Unicode are written in ASCII or LaTeX."""
+    if text.isascii():
+        return text
+    return _NOT_ASCII.sub(lambda found: _in_ascii(found[0]), text)
+
+
+_SIGNS = str.maketrans(
+    {
+        character: plain.replace("~", " ")
+        for character, plain in _CHARACTERS.items()
+        if plain in ("-", "~", "")
+    }
+)
+
+
+def plain_signs(text: str) -> str:
+    """Return a text in which all minus signs and blanks are those of ASCII."""
+    return text.translate(_SIGNS)
+
+
+@functools.lru_cache(maxsize=4096)
+def _in_ascii(character: str) -> str:
+    """Return one character of Unicode in ASCII or LaTeX; unchanged if it is no digit, sign, blank or fraction."""
+    if character in _CHARACTERS:
+        return _CHARACTERS[character]
+    category = unicodedata.category(character)
+    if category == "Nd":
+        return str(unicodedata.digit(character))
+    if category == "Zs":
+        return " "
+    kind, _, made = unicodedata.decomposition(character).partition(" ")
+    written = "".join(chr(int(code, 16)) for code in made.split())
+    if kind == "<fraction>":
+        return " " + written.replace("\u2044", "/")
+    # A raised digit is a power, a lowered one an index
+    if kind == "<super>" and written.isdigit():
+        return "^" + written
+    if kind == "<sub>" and written.isdigit():
+        return "_" + written
+    if kind == "<wide>" and written.isascii():
+        return written
+    return character
+
+
+# ── where the result is ──────────────────────────────────────────────────────────────────────────────────────────────
+
+_BOX = re.compile(r"\\(?:boxed|fbox)\s*\{")
+# What stands between two boxes of one list
+_BETWEEN_BOXES = 60
+_LISTED = re.compile(r"(?:[\s,;$]|\\[,;:! ()\[\]]|\\q?quad|\\text|[{}]|and|or)*+")
+# Braces that are no part of the text: \{ and \} are
+_BRACE = re.compile(r"\\.|[{}]", re.DOTALL)
+
+
+def _braces(text: str) -> dict[int, int]:
+    """Return the place of each opening brace that is closed -> the place of its closing brace."""
+    pairs = {}
+    opened = list[int]()
+    # One pass over all braces, however many are never closed
+    for brace in _BRACE.finditer(text):
+        if brace[0] == "{":
+            opened.append(brace.start())
+        elif brace[0] == "}" and opened:
+            pairs[opened.pop()] = brace.start()
+    return pairs
+
+
+def last_boxed(text: str) -> str | None:
+    r"""Return the content of the last complete \boxed{...} or \fbox{...}; None without a complete one."""
+    boxes = [match.end() - 1 for match in _BOX.finditer(text)]
+    if not boxes:
+        return None
+    pairs = _braces(text)
+    for begin in reversed(boxes):
+        if begin in pairs:
+            return text[begin + 1 : pairs[begin]]
+    return None
+
+
+def has_list_of_boxes(text: str) -> bool:
+    r"""Return whether the last two \boxed{...} of a text are parts of one list, such as \boxed{1} and \boxed{2}."""
+    boxes = [*_BOX.finditer(text)][-2:]
+    if len(boxes) < 2:
+        return False
+    end = _braces(text).get(boxes[0].end() - 1)
+    if end is None:
+        return False
+    between = text[end + 1 : boxes[1].start()]
+    return len(between) <= _BETWEEN_BOXES and bool(_LISTED.fullmatch(between))
+
+
+def after_thoughts(answer: str) -> str:
+    """Return the part of an answer after its last </think>; "" if thoughts have begun and not ended."""
+    _, ended, said = answer.rpartition("</think>")
+    if "<think>" in said:
+        return ""
+    if ended:
+        return said
+    return answer
+
+
+# ── the last number of a text ────────────────────────────────────────────────────────────────────────────────────────
+
+_SEPARATOR = r"(?:,|\{,\}|\\[,!]|,\\!|~)"
+_DIGITS = rf"(?:\d{{1,3}}(?:{_SEPARATOR}\d{{3}})+(?!\d)|\d+(?:,\d+)*)"
+_DECIMAL = rf"(?:{_DIGITS}(?:\.\d+)?|(?<![\w.])\.\d+)"
+# No sign: the dash in 3-4, F-16 and $3$-$4$
+_SIGN = r"(?:(?<![\w)\]}%.$])[-+]\\?[$\u20ac\u00a3\u00a5]|(?<![\w)\]}%.])[-+])?"
+_EXPONENT = r"(?:[eE][-+]?\d{1,4}(?!\w))?"
+_ARGUMENT = r"\s*(?:\{\s*[-+]?[\d.,]+\s*\}|\d)"
+_SCIENTIFIC = (
+    r"\s*(?:\\times|\\cdot|\*)\s*10\s*(?:\^|\*\*)\s*(?:\{\s*[-+]?\d+\s*\}|[-+]?\d+)"
+)
+_NUMBER = (
+    rf"{_SIGN}(?:"
+    # \frac{3}{4}, 3\frac{1}{2}
+    rf"(?:\d{{1,9}}[\s~]*)?\\[dtc]?frac{_ARGUMENT}{_ARGUMENT}"
+    # 3 1/2
+    rf"|\d{{1,9}}[ ~]+\d{{1,9}}/\d{{1,9}}(?![\d/])"
+    # 1,234.50, 1.5e3, 3/4, 1.5 \times 10^3
+    rf"|{_DECIMAL}{_EXPONENT}(?:{_SCIENTIFIC}|[ ]?/[ ]?\d+(?!\d))?"
+    r")(?:[\s~]{0,3}\\?%)?"
+)
+# Values that are no plain numbers: \sqrt{2}, 2\pi, x_2, \frac{x}{2}
+_SYMBOL = (
+    r"\\(?:sqrt|pi|theta|alpha|beta|gamma|lambda|phi|infty|binom|[dtc]?frac|log|ln|sin"
+    r"|cos|tan|exp|emptyset|varnothing)(?![A-Za-z])"
+)
+_TOKEN = re.compile(
+    rf"(?P<number>{_NUMBER})"
+    r"|(?P<index>(?<![A-Za-z])[A-Za-z]_(?:\{\w{1,20}\}|\w))"
+    rf"|(?P<symbol>{_SYMBOL})"
+    r"|(?P<command>\\[A-Za-z]+)"
+    # CO2, x1, F-16, and the unit cm^2
+    r"|(?P<word>[A-Za-z_]\w*+(?:-\d\w*+)*+(?:\^(?:\{\d{1,9}\}|\d))?)"
+)
+_ORDINAL = re.compile(r"(?:st|nd|rd|th)(?![A-Za-z])")
+_VARIABLE = re.compile(r"[xyzabcijknpqrtuvw](?![A-Za-z])")
+_DEGREES = re.compile(r"\s{0,3}\^\s{0,3}\{?\s{0,3}\\circ")
+_POWER = re.compile(r"\s{0,3}(?:\^|\*\*)\s{0,3}")
+_OPERAND = re.compile(r"[-+]?\w+")
+# Characters before a number that show of what it is a part
+_AROUND = 12
+_INEQUALITY = re.compile(
+    r"(?:[<>\u2264\u2265\u2260]=?|!=|\\(?:leq?|geq?|neq?|lt|gt))[\s{$]{0,3}$"
+)
+_PART = re.compile(r"[,;+*/&][\s]{0,3}$")
+_BRACKET = re.compile(r"\s{0,3}(?:[)\]]|\\right|\\\}|\\end)")
+_MIXED_NUMBER = re.compile(r"[-+]?\d+[ ~]+(\d+)/(\d+)")
+_MARK = re.compile(
+    r"(?<!#)####(?!#)[ \t]{0,9}"
+    r"(?:(?:the )?(?:final )?answer(?: is)?[ \t]{0,9}[:=]?[ \t]{0,9})?(?:[* \t]|\\?[(\[]){0,9}",
+    re.IGNORECASE,
+)
+_CURRENCY = re.compile(r"\\?[$\u20ac\u00a3\u00a5]")
+# What follows the number of a heading: #### 1. First, #### 2) Then
+_HEADING = re.compile(r"[.):][ \t]{1,9}\S")
+
+
+def marked(text: str) -> str | None:
+    """Return the number directly after the last ####, as in GSM8K's solutions; None if there is none.
+
+    Headings, such as "#### Step 2" and "#### 1. Add", are passed over.
+    """
+    if "####" not in text:
+        return None
+    for mark in [*_MARK.finditer(text)][: -_MARKED - 1 : -1]:
+        at = mark.end()
+        currency = _CURRENCY.match(text, at)
+        if currency:
+            at = currency.end()
+        found = _TOKEN.match(text, at)
+        if found and found["number"] and not _HEADING.match(text, found.end()):
+            return _without_neighbour(found["number"])
+    return None
+
+
+def last_number(text: str) -> str:
+    """Return the last number of a text, as it is written.
+
+    Return "" if there is none, or if the last value is an expression, such as a root. Digits within words are no
+    numbers, and a dash between two numbers or after a word is no sign.
+    """
+    text = text[-_READ:]
+    pairs = _braces(text)
+    last = ""
+    at = 0
+    while found := _TOKEN.search(text, at):
+        at = found.end()
+        if found["symbol"]:
+            last = ""
+            at = _behind_arguments(text, pairs, at)
+        elif found["index"]:
+            last = ""
+        elif found["number"]:
+            number = _without_neighbour(found["number"])
+            at = found.start() + len(found["number"])
+            power = _POWER.match(text, at)
+            if _ORDINAL.match(text, at):
+                continue
+            if _within_expression(text, found.start(), at):
+                last = ""
+            elif power and not _DEGREES.match(text, at):
+                last = ""
+                at = _behind_operand(text, pairs, power.end())
+            elif _VARIABLE.match(text, at):
+                last = ""
+            else:
+                last = number
+    return last
+
+
+def _within_expression(text: str, begin: int, end: int) -> bool:
+    """Return whether a number is the end of a pair, an interval, a matrix or an inequality, and no result itself.
+
+    `begin`, `end`: the place of the number.
+    """
+    before = text[max(0, begin - _AROUND) : begin]
+    if _INEQUALITY.search(before):
+        return True
+    return bool(_PART.search(before) and _BRACKET.match(text, end))
+
+
+def _without_neighbour(written: str) -> str:
+    """Return a number as it is written; of two neighbours such as 12 10/5, which are no mixed number, the second."""
+    mixed = _MIXED_NUMBER.match(written)
+    if mixed and int(mixed[1]) >= int(mixed[2]):
+        return re.split(r"[ ~]+", written, maxsplit=1)[1]
+    return written
+
+
+def _behind_arguments(text: str, pairs: dict[int, int], at: int) -> int:
+    """Return the place behind the arguments in brackets and braces of a command, which ends at `at`.
+
+    `pairs`: opening brace -> closing brace.
+    """
+    bracket = re.compile(r"\s{0,3}\[[^\[\]{}]{0,20}\]").match(text, at)
+    if bracket:
+        at = bracket.end()
+    # \sqrt2 has an argument without braces
+    single = re.compile(r"\s{0,3}\d").match(text, at)
+    if single:
+        return single.end()
+    brace = re.compile(r"\s{0,3}(?=\{)").match(text, at)
+    while brace and brace.end() in pairs:
+        at = pairs[brace.end()] + 1
+        brace = re.compile(r"\s{0,3}(?=\{)").match(text, at)
+    return at
+
+
+def _behind_operand(text: str, pairs: dict[int, int], at: int) -> int:
+    """Return the place behind an exponent that begins at `at`. `pairs`: opening brace -> closing brace."""
+    if at in pairs:
+        return pairs[at] + 1
+    operand = _OPERAND.match(text, at)
+    if operand:
+        return operand.end()
+    return at
+
+
+# ── one notation ─────────────────────────────────────────────────────────────────────────────────────────────────────
+
+# Spacing and dollar signs of LaTeX
+_SPACING = re.compile(r"\\(?:left|right|displaystyle|quad|qquad|[!,;:> ])|~|\$|\\\$")
+_GROUPED = re.compile(
+    r"(?<![\d.,])\d{1,3}(?:(?:\{,\}|,\\!|\\[,!;: ]|~|[ ])\d{3})++(?![\d,])"
+)
+_THOUSANDS = re.compile(r"[-+]?\d{1,3}(?:,\d{3})+(?:\.\d+)?")
+_MONEY = re.compile(r"\\?[$\u20ac\u00a3\u00a5\u20b9]")
+# Mixed fractions: 3\frac{1}{2} and 3 1/2 are three and a half
+_MIXED = re.compile(
+    r"(?<![\d.,])(\d{1,9})(?:\s*\\frac\s*\{(\d{1,9})\}\s*\{(\d{1,9})\}|\s+(\d{1,9})\s*/\s*(\d{1,9}))(?!\d)"
+)
+_UNIT = re.compile(r"\\(?:text|mathrm|textrm|mbox|textit)\s*\{([^{}]*)\}")
+_BOLD = re.compile(r"\\(?:mathbf|textbf|boldsymbol|bm)\s*\{([^{}]*)\}")
+_NAME = re.compile(
+    r"[A-Za-z](?:_\{?\w{1,20}\}?)?(?:\([A-Za-z]\))?\s*(?:=|\\in(?![A-Za-z]))"
+)
+_CHOICE = re.compile(r"\(([A-Za-z])\)")
+_PERCENT = re.compile(r"\s*\\?%|\s*percent\b")
+# A number and the words of a unit: 5 apples, 100 dollars, 5 km/h, 3 square meters, 5 cm^2
+_MEASURED = re.compile(
+    r"([-+]?[\d.,/]*\d)\s*((?:[A-Za-z]{2,20}|(?<=/)[A-Za-z])\.?(?:[\s/]{1,3}[A-Za-z]{1,20}){0,5}(?:\s?\^\s?\{?[23]\}?)?)"
+)
+# Words behind a number that are a part of its value, and no unit
+_PARTS_OF_VALUES = """
+    pi sqrt sin cos tan log ln exp e i j k or and to mod times over plus minus is in
+    hundred thousand million billion trillion dozen half halves third thirds
+"""
+_NO_UNITS = frozenset(_PARTS_OF_VALUES.split())
+
+
+def same(given: str, right: str) -> bool:
+    """Return whether two results are equal: as numbers if both are numbers, else as text."""
+    if max(len(given), len(right)) > _LONGEST:
+        return bool(given.strip()) and given.strip() == right.strip()
+    one = _Result(given)
+    other = _Result(right)
+    if one.value is None or other.value is None:
+        return bool(one.text) and one.text == other.text
+    # Units count only where both are written
+    if one.unit and other.unit and one.unit != other.unit:
+        return False
+    if one.value == other.value:
+        return True
+    # 50% is 0.5, too
+    if one.percent and not other.percent:
+        return one.value == 100 * other.value
+    if other.percent and not one.percent:
+        return other.value == 100 * one.value
+    return False
+
+
+class _Result:
+    """A result in a uniform notation: `text`, the `value` of a number, its `unit`, and whether in `percent`."""
+
+    def __init__(self, written: str) -> None:
+        text = _uniform(plain_characters(written))
+        self.percent = bool(_PERCENT.search(text))
+        text = _PERCENT.sub("", text).strip()
+        self.unit = ""
+        measured = _MEASURED.fullmatch(text)
+        if measured and not _NO_UNITS.intersection(re.split(r"\W+", measured[2])):
+            text = measured[1]
+            self.unit = " ".join(measured[2].lower().split()).rstrip(".").rstrip("s")
+        self.text = _compact(text)
+        self.value = number(self.text)
+
+
+def _uniform(text: str) -> str:
+    """Return a result in a uniform notation, so that equal results become equal texts.
+
+    Spacing, units and a name before an equal sign are removed, and fractions are written in the same way.
+    """
+    text = text.replace("{,}", ",") if _THOUSANDS.search(text) else text
+    # 10 000 and 10\,000; a comma with a blank separates two numbers
+    text = _GROUPED.sub(lambda found: re.sub(r"[^\d]", "", found[0]), text)
+    text = _SPACING.sub(" ", _MONEY.sub("", text))
+    text = re.sub(r"\^\s*\{?\s*\\circ\s*\}?|\\degree(?![A-Za-z])", "", text)
+    text = _BOLD.sub(r"\1", text)
+    # Units; a text that is nothing but a unit is the answer
+    bare = _UNIT.sub(_unit, text).strip()
+    text = bare or _UNIT.sub(r"\1", text)
+    # x = ..., and x \in ...
+    text = text.strip()
+    named = _NAME.match(text)
+    if named:
+        text = text[named.end() :]
+    text = text.strip().removeprefix("=").strip()
+    choice = _CHOICE.fullmatch(text)
+    if choice:
+        text = choice[1]
+    # Fractions and roots with and without braces
+    text = _full_fractions(text)
+    text = re.sub(r"\\sqrt\s*(\w)", r"\\sqrt{\1}", text)
+    text = _MIXED.sub(_improper, text)
+    return text.strip()
+
+
+def _unit(found: re.Match[str]) -> str:
+    """Return a blank for a unit in \\text{}, and the words themselves if they are a part of the value."""
+    words = re.split(r"\W+", found[1].lower().strip())
+    if _NO_UNITS.intersection(words):
+        return f" {found[1]} "
+    return " "
+
+
+def _compact(text: str) -> str:
+    """Return a text without blanks, where they separate no numbers, and without separators of thousands."""
+    text = text.strip().rstrip(".").strip()
+    if _THOUSANDS.fullmatch(text):
+        return text.replace(",", "")
+    # The parts of a list are separated by a semicolon, so that no list looks like a number
+    text = re.sub(r"\s*,\s*", ";", text)
+    text = re.sub(r"(?<=\d)\s+(?=\d)", "_", text)
+    return "".join(text.split())
+
+
+def _improper(found: re.Match[str]) -> str:
+    """Return a mixed number that matched `_MIXED`, such as 3 1/2, as one fraction, 7/2; any other text unchanged."""
+    whole, *parts = (int(each) for each in found.groups() if each is not None)
+    above, below = parts
+    if above < below:
+        return f"{whole * below + above}/{below}"
+    # With a larger numerator it is a product, not a mixed fraction
+    return found[0]
+
+
+_NEGATIVE_MONEY = re.compile(r"(?<![\w)\]}%.$])-\\?\$(?=\d)")
+_PLAIN_MIXED = re.compile(r"(?<![\d.,/])(\d{1,9}) {1,3}(\d{1,9})/(\d{1,9})(?![\d/])")
+
+
+def plain_numbers(text: str) -> str:
+    r"""Return a text in which fractions, mixed numbers and money are written as the library math-verify reads them.
+
+    3 1/2 is written as 7/2, -$5 as -5, \dfrac and \frac12 as \frac{1}{2}.
+    """
+    text = _PLAIN_MIXED.sub(_improper, _NEGATIVE_MONEY.sub("-", text))
+    return _full_fractions(text)
+
+
+def _full_fractions(text: str) -> str:
+    r"""Return a text in which each fraction of digits is a \frac with braces."""
+    text = re.sub(r"\\[dtc]frac(?![A-Za-z])", r"\\frac", text)
+    text = re.sub(r"\\frac\s?(\d)\s?(\d)", r"\\frac{\1}{\2}", text)
+    text = re.sub(r"\\frac\s?(\d)\s?\{", r"\\frac{\1}{", text)
+    return re.sub(r"(\\frac\s?\{[^{}]*\})\s?(\d)", r"\1{\2}", text)
+
+
+_FRACTION = re.compile(r"(?<![\d}])\\[dtc]?frac\s*\{([^{}]*)\}\s*\{([^{}]*)\}")
+_TIMES_TEN = re.compile(
+    r"(?:\\times|\\cdot|\*)\s*10\s*(?:\^|\*\*)\s*\{?\s*([-+]?\d{1,4})\s*\}?$"
+)
+_WRITTEN = re.compile(
+    r"[-+]?(?:\d{1,3}(?:,\d{3})+|\d+)?(?:(?<=\d)\.|\.\d+)?(?:(?<=[\d.])[eE][-+]?\d+)?"
+)
+
+
+def number(text: str) -> Decimal | None:
+    r"""Return the value of a text such as 1,234.50, 3/4 or \frac{3}{4}; None if the text is not a finite number."""
+    if len(text) > _LONGEST:
+        return None
+    # A fraction as a division, and 1.5 \times 10^3 as 1.5e3
+    text = _FRACTION.sub(r"\1/\2", text).strip().strip("$")
+    text = _TIMES_TEN.sub(r"e\1", text)
+    above, slash, below = text.partition("/")
+    try:
+        value = _decimal(above)
+        if slash:
+            value /= _decimal(below)
+    except ArithmeticError:  # not a number, a division by zero, or out of range
+        return None
+    if value.is_finite():
+        return value
+    return None
+
+
+def _decimal(text: str) -> Decimal:
+    """Return the value of digits with a sign, a point and commas between thousands. Raises ArithmeticError."""
+    text = text.strip()
+    if not _WRITTEN.fullmatch(text):
+        raise ArithmeticError(text)
+    return Decimal(text.replace(",", ""))

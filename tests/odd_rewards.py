@@ -15,6 +15,20 @@ def length(transcript: Transcript, *, times: float = 1.0) -> float:
     return times * len(transcript.answer)
 
 
+def changes_facts(transcript: Transcript) -> float:
+    """Add to the facts, and to a list within them, which are those of this function alone."""
+    assert isinstance(transcript.facts, dict)
+    transcript.facts["answer"] = "changed"
+    transcript.facts["hints"].append("more")
+    return float(len(transcript.facts["hints"]))
+
+
+def counts_calls(transcript: Transcript, *, calls: list[str]) -> float:
+    """Add to an argument."""
+    calls.append("more")
+    return float(len(calls))
+
+
 def process(transcript: Transcript) -> int:
     return os.getpid()
 

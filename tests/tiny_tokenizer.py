@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
@@ -18,10 +19,15 @@ _TEXT = (
 
 
 def tiny_tokenizer(
-    folder: Path, *, chat: str | None = CHAT, vocabulary: int = 300
+    folder: Path,
+    *,
+    chat: str | None = CHAT,
+    vocabulary: int = 300,
+    special: Sequence[str] = (),
 ) -> Path:
-    """Writes tokenizer.json, its config and the token that ends an answer."""
+    """Writes tokenizer.json, its config and the token that ends an answer. `special`: further special tokens."""
     library = trained_on(_TEXT, vocabulary)
+    library.add_special_tokens(list(special))
     folder.mkdir(parents=True, exist_ok=True)
     library.save(str(folder / "tokenizer.json"))
     config = {

@@ -13,6 +13,7 @@ In a conversation, prompt and replies are each encoded alone and appended. Sampl
 from __future__ import annotations
 
 import datetime
+import functools
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -124,7 +125,7 @@ class Tokenizer:
             return None
         return next((token for token in special if token in text), None)
 
-    @property
+    @functools.cached_property
     def _without_text(self) -> Mapping[str, int]:
         """Text of an added token -> its id, for the added tokens that decoding leaves out of an answer."""
         without = {}
@@ -163,6 +164,29 @@ class Tokenizer:
             skip_special_tokens=not special,
         )
         return text
+
+    def decode_answer(self, tokens: Sequence[int] | Tokens) -> str:
+        """Return the text of an answer as rewards and tasks read it: without special tokens but those of tags.
+
+        Tags are special tokens that come in pairs, such as <think> and </think>.
+        """
+        hidden = {*self._without_text.values()} - self._tags
+        seen = [int(token) for token in tokens if int(token) not in hidden]
+        return self.decode(seen, special=True)
+
+    @functools.cached_property
+    def _tags(self) -> frozenset[int]:
+        """Ids of special tokens that open and close a tag. The tokens that begin and end texts are not among them."""
+        special = self._without_text
+        ends = {*self.stop_token_ids}
+        ends |= {special[text] for text in self._special.values() if text in special}
+        tags = set[int]()
+        for text, number in special.items():
+            # <think> and </think>, [THINK] and [/THINK]
+            closing = special.get(f"{text[:1]}/{text[1:]}")
+            if closing is not None and len(text) > 2:
+                tags |= {number, closing}
+        return frozenset(tags - ends)
 
     def render(
         self,

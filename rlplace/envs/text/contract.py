@@ -134,11 +134,12 @@ class OneTurn:
 class Transcript:
     """A finished episode, as reward functions get it.
 
-    `answers`: answers of the policy, without special tokens. `replies`: replies of the environment, between the
-    answers.
+    `answers`: answers of the policy, without the special tokens that begin and end texts and turns; those of tags, such
+    as <think>, are there. `replies`: replies of the environment, between the answers.
     `facts`: name -> value from the task, such as the right answer.
     `tokens`: number of tokens that the policy sampled. `truncated`: whether the last answer was cut off by a length
-    limit.
+    limit. `opened`: the tag with which each prompt ends, if the chat template begins answers with one, such as
+    "<think>"; it is not repeated in the answers.
     """
 
     prompt: Prompt
@@ -147,6 +148,7 @@ class Transcript:
     facts: Mapping[str, Any]
     tokens: int
     truncated: bool
+    opened: str = ""
 
     @property
     def answer(self) -> str:

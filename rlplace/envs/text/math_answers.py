@@ -59,7 +59,7 @@ def math_verify(transcript: Transcript) -> float:
 
 def _given(transcript: Transcript) -> str:
     """Return the policy's last answer without its thoughts, with signs and digits of Unicode written in ASCII."""
-    return plain_characters(after_thoughts(transcript.answer))
+    return plain_characters(after_thoughts(transcript.opened + transcript.answer))
 
 
 def _stated(answer: str) -> str | None:

@@ -8,6 +8,7 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import functools
 import inspect
@@ -23,6 +24,7 @@ from rlplace.config.blocks.engine import OnPoison
 from rlplace.config.blocks.language_model import RewardFunctionConfig
 from rlplace.envs.registry import named, needs, unknown_arguments
 from rlplace.envs.text.contract import Transcript
+from rlplace.envs.text.right_answers import alike, written_answers
 from rlplace.errors import ConfigError, Problem, RewardError
 
 if TYPE_CHECKING:
@@ -92,7 +94,9 @@ class Reward:
         function = find_reward(self.written)
         if self.lists:
             return functools.partial(_of_one, function, self.kwargs)
-        return functools.partial(function, **self.kwargs)
+        if self.trusted:
+            return functools.partial(function, **self.kwargs)
+        return functools.partial(_with_own_arguments, function, self.kwargs)
 
 
 def find_reward(name: str, key: str = "env.rewards") -> RewardFunction:
@@ -244,6 +248,13 @@ def reward_failed(
     return RewardError(failed)
 
 
+def _with_own_arguments(
+    function: RewardFunction, kwargs: Mapping[str, object], transcript: Transcript
+) -> float:
+    """Return the reward for a transcript by a function that may change its arguments: it gets a copy of them."""
+    return function(transcript, **copy.deepcopy(dict(kwargs)))
+
+
 # ── functions over lists ─────────────────────────────────────────────────────────────────────────────────────────────
 
 
@@ -304,33 +315,38 @@ def fact(transcript: Transcript, name: str) -> str:
 
 
 def right_answers(transcript: Transcript) -> list[str]:
-    """Return the right answers, `transcript.facts["answer"]`, as texts: several, if that is a list, else one.
+    """Return the right answers, `transcript.facts["answer"]`, as texts: several, if that is a list.
 
-    Raises ValueError if the task does not give a fact `answer`.
+    Raises ValueError if the task does not give a fact `answer`, or one that is no text, number or list of them.
     """
-    right = fact(transcript, "answer")
-    given = transcript.facts["answer"]
-    if isinstance(given, list | tuple):
-        return [str(each) for each in given]
-    return [right]
+    fact(transcript, "answer")
+    return written_answers(transcript.facts["answer"])
 
 
 def exact_match(transcript: Transcript, *, ignore_case: bool = False) -> float:
-    """Return 1 if the last answer equals the right answer, `transcript.facts["answer"]`, else 0.
+    """Return 1 if the last answer equals the right answer, `transcript.facts["answer"]`, or one of them; else 0.
 
-    Spaces at the begin and end of both texts are ignored. `ignore_case`: whether upper and lower case are equal.
+    Blanks at the begin and end of both texts are ignored, and so are differences in how a character is written: NFC and
+    NFD, curly and straight quotes, kinds of blanks. `ignore_case`: whether upper and lower case are equal.
     """
-    given = transcript.answer.strip()
-    right = fact(transcript, "answer").strip()
+    given = alike(transcript.answer)
+    rights = [alike(right) for right in right_answers(transcript)]
     if ignore_case:
         given = given.casefold()
-        right = right.casefold()
-    return float(given == right)
+        rights = [right.casefold() for right in rights]
+    return float(given in rights)
 
 
 def contains(transcript: Transcript) -> float:
-    """Return 1 if the last answer contains the right answer, `transcript.facts["answer"]`, else 0."""
-    return float(fact(transcript, "answer").strip() in transcript.answer)
+    """Return 1 if the last answer contains the right answer, `transcript.facts["answer"]`, or one of them; else 0.
+
+    Characters are compared as by `exact_match`. Raises ValueError for an empty right answer, which each answer has.
+    """
+    given = alike(transcript.answer)
+    rights = [alike(right) for right in right_answers(transcript)]
+    if "" in rights:
+        raise ValueError("the right answer is empty, so that each answer contains it")
+    return float(any(right in given for right in rights))
 
 
 def matches(
@@ -338,9 +354,13 @@ def matches(
     *,
     pattern: str = r"<think>.*?</think>\s*<answer>.*?</answer>",
 ) -> float:
-    """Return 1 if each answer of the episode, as a whole, matches the regular expression `pattern`; else 0."""
+    """Return 1 if each answer of the episode, as a whole, matches the regular expression `pattern`; else 0.
+
+    A tag that the chat template has opened for the answer, such as <think>, belongs to the answer here.
+    """
     form = re.compile(pattern, re.DOTALL)
-    return float(all(form.fullmatch(answer.strip()) for answer in transcript.answers))
+    answers = [f"{transcript.opened}{answer}" for answer in transcript.answers]
+    return float(all(form.fullmatch(answer.strip()) for answer in answers))
 
 
 def score(transcript: Transcript) -> float:

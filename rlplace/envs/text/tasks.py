@@ -14,6 +14,7 @@ from typing import Any, ClassVar
 from rlplace import codes
 from rlplace.envs.registry import needs, unknown_choice
 from rlplace.envs.text.contract import Image, Message, OneTurn, Split
+from rlplace.envs.text.right_answers import is_empty
 from rlplace.envs.text.rows import ROW, bad_row, each, mixed
 from rlplace.errors import Source, did_you_mean, suggestion
 
@@ -495,9 +496,10 @@ class PromptSet:
     """A task with the prompts of one or several data sets: each row is an episode.
 
     Column `prompt` is a text, or messages with role and content. Column `answer` is the right answer, which reward
-    functions compare with the policy's answer. Column `image` is for models that read images: a path relative to the
-    folder of the data set, a mapping with the `bytes` of a PNG or JPEG, or a list of paths and mappings. Images take
-    the places of message parts {"type": "image"}; if there are no such parts, images come before the text of the user.
+    functions compare with the policy's answer, or a list of answers that are each right. Column `image` is for models
+    that read images: a path relative to the folder of the data set, a mapping with the `bytes` of a PNG or JPEG, or a
+    list of paths and mappings. Images take the places of message parts {"type": "image"}; if there are no such parts,
+    images come before the text of the user.
 
     A dot names a column within another column: `reward_model.ground_truth`. All other columns are given to reward
     functions, as facts under their own names. `rows` selects a range of rows, (first, last + 1), such as the part to
@@ -564,7 +566,7 @@ class PromptSet:
         return _as_prompt(prompt, images, place)
 
     def _check(self, values: Mapping[str, Any], place: Source) -> None:
-        """Raise ConfigError if a column of the row is missing or null, or if the prompt column does not hold a prompt.
+        """Raise ConfigError if a column of the row is missing, null or without a right answer, or holds no prompt.
 
         `values`: column -> value. `place`: file and line of the row, for the error.
         """
@@ -592,6 +594,8 @@ class PromptSet:
                     value="null" if value is None else value,
                     near=near or "<column>",
                 )
+            if key == "answer" and is_empty(value):
+                raise bad_row("empty-answer", repr(value), place, column=column)
         if self._asked(values, place) is None:
             got = repr(_column(values, self._prompt))
             raise bad_row(

@@ -72,6 +72,7 @@ def write(
             entry |= {
                 "answers": sample.transcript.answers,
                 "replies": sample.transcript.replies,
+                "opened": sample.transcript.opened,
             }
     arrays = {
         n: np.concatenate([getattr(s, n) for _, s in samples])
@@ -160,5 +161,7 @@ def _with_text(sample: Sample, entry: Mapping[str, Any]) -> Sample:
         facts=facts,
         tokens=tokens,
         truncated=cut,
+        # Files of older versions do not have it
+        opened=entry.get("opened", ""),
     )
     return dataclasses.replace(sample, transcript=text)

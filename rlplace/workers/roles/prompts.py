@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import random
+import re
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -18,6 +19,12 @@ from rlplace.models.tokenizer import Chat, PlainText, Tokenizer
 from rlplace.models.vision import VisionSpec
 from rlplace.tokens import Files, Tokens
 
+# the end of a prompt in which a chat template opens a tag for the answer, and the tags that are known
+_TAG_TOKENS = 24
+_OPENED = re.compile(
+    r"[<\[](?:think(?:ing)?|thoughts?|reason(?:ing)?|analysis|scratchpad|answer|solution)[>\]]\s{0,8}$",
+    re.IGNORECASE,
+)
 _TRIES = 100  # draws of an endless task before the error that no prompt is short enough
 # offset between the numbers of redraws; larger than any run's number of prompts
 _APART = 1 << 23
@@ -87,6 +94,14 @@ class Prompts:
                 return tokens, images, episodes
             lengths.append(len(tokens))
         raise self._too_long(f"prompt {number}: {lengths[0]} tokens", min(lengths))
+
+    def opened(self, prompt: Tokens) -> str:
+        """Return the tag with which the tokens of a prompt end, such as "<think>"; "" if they end with none."""
+        end = self.tokenizer.decode(prompt[-_TAG_TOKENS:], special=True)
+        found = _OPENED.search(end)
+        if found is None:
+            return ""
+        return found[0]
 
     def _begun(self, row: int, samples: int) -> tuple[Tokens, Files, list[TextEpisode]]:
         together = getattr(self.task, "episodes", None)

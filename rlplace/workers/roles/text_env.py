@@ -409,6 +409,7 @@ class OpenEpisode:
     dialogue: TextEpisode
     answers: list[str] = dataclasses.field(default_factory=list)
     replies: list[str] = dataclasses.field(default_factory=list)
+    opened: str = ""  # the tag with which the chat template begins answers
     submitted_s: float = 0.0  # when it went to the grader, by the performance counter
     tries: int = 0  # number of restarts after a failed reply or failed facts
 
@@ -428,6 +429,7 @@ class OpenEpisode:
             facts={} if failed else self.dialogue.facts(),
             tokens=sum(len(completion.tokens) for completion in completions),
             truncated=completions[-1].finish == "length",
+            opened=self.opened,
         )
 
 
@@ -520,11 +522,14 @@ class Pass:
                     self._worker.failures.again(error, NO_USE, samples)
                     left.append((group, number, tried[group] + 1))
                     continue
+                opened = self._prompts.opened(prompt)
                 for sample, dialogue in enumerate(dialogues):
                     tokens = Episode(
                         group=group, sample=sample, prompt=prompt, images=images
                     )
-                    self._open[group, sample] = OpenEpisode(tokens, dialogue)
+                    self._open[group, sample] = OpenEpisode(
+                        tokens, dialogue, opened=opened
+                    )
                 # One request for all samples, so the engine processes the prompt once
                 asked = self._request(group, 0, samples, 0, prompt, images)
                 self._to_ask.append(asked)
@@ -665,7 +670,7 @@ class Pass:
                 expected=f"an answer to the last turn of one of the open samples: {waiting}",
             )
         self._due -= 1
-        answer = self._prompts.tokenizer.decode(item.tokens)
+        answer = self._prompts.tokenizer.decode_answer(item.tokens)
         episode.tokens.pieces.append(item)
         episode.answers.append(answer)
         self._replies.ask(place, episode.dialogue, answer)
@@ -732,7 +737,12 @@ class Pass:
                 self._open[place] = episode
                 return self._failed(place, again)
             tokens = Episode(group=group, sample=sample, prompt=prompt, images=images)
-            self._open[place] = OpenEpisode(tokens, dialogue, tries=episode.tries + 1)
+            self._open[place] = OpenEpisode(
+                tokens,
+                dialogue,
+                opened=self._prompts.opened(prompt),
+                tries=episode.tries + 1,
+            )
             return self._to_ask.append(
                 self._request(group, sample, 1, 0, prompt, images)
             )

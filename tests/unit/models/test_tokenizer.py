@@ -290,3 +290,24 @@ def test_plain_text(tmp_path: Path) -> None:
     assert (
         tokenizer.decode(plain.reply(tokenizer.encode("3"), "Higher.")) == "\nHigher.\n"
     )
+
+
+def test_an_answer_has_its_tags_and_no_other_special_tokens(tmp_path: Path) -> None:
+    tags = ["<think>", "</think>", "[TOOL]", "[/TOOL]"]
+    marks = ["<|im_end|>", "<lone>"]
+    folder = tiny_tokenizer(tmp_path, special=[*tags, *marks])
+    tokenizer = Tokenizer.load(folder)
+    text = "<think>a</think>[TOOL]b[/TOOL]<lone> c<|im_end|>"
+    tokens = tokenizer.encode(text + "<eos>")
+    assert tokenizer.decode_answer(tokens) == "<think>a</think>[TOOL]b[/TOOL] c"
+    assert tokenizer.decode(tokens) == "ab c"
+    # Tags that are plain tokens, and an answer without special tokens
+    plain = Tokenizer.load(tiny_tokenizer(tmp_path / "plain"))
+    assert plain.decode_answer(plain.encode(text)) == text
+    # The begin and end of a text are no tags
+    folder = tiny_tokenizer(tmp_path / "ends", special=["<s>", "</s>"])
+    config = json.loads((folder / "tokenizer_config.json").read_text())
+    config |= {"bos_token": "<s>", "eos_token": "</s>"}
+    (folder / "tokenizer_config.json").write_text(json.dumps(config))
+    ends = Tokenizer.load(folder)
+    assert ends.decode_answer(ends.encode("<s>a</s>")) == "a"

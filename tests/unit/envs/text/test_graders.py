@@ -96,6 +96,35 @@ def test_shipped_functions_run_here_and_all_others_in_processes() -> None:
         assert type(grader_of(rewards, timeout_s=1)) is kind
 
 
+def test_a_function_that_changes_facts_changes_its_own_copy() -> None:
+    told = Transcript(
+        prompt="?",
+        answers=("yes",),
+        replies=(),
+        facts={"answer": "yes", "hints": []},
+        tokens=1,
+        truncated=False,
+    )
+    rewards = [
+        reward("changes_facts"),
+        Reward(name="again", written=f"{ODD}:changes_facts"),
+        Reward(name="exact_match", written="exact_match"),
+    ]
+    with closing(in_process(*rewards)) as grader:
+        for sample in range(2):
+            grader.submit(Case(group=4, sample=sample, transcript=told))
+        graded = all_of(grader, 2)
+    assert graded[0] == {"changes_facts": 1, "again": 1, "exact_match": 1}
+    assert graded[1] == graded[0]
+
+
+def test_a_function_that_changes_its_arguments_begins_anew_with_each_answer() -> None:
+    with closing(in_process(reward("counts_calls", calls=[]))) as grader:
+        for sample in range(3):
+            grader.submit(case(sample=sample))
+        assert {v["counts_calls"] for v in all_of(grader, 3).values()} == {1}
+
+
 def test_processes_work_beside_each_other() -> None:
     with closing(in_process(reward("process"), processes=2)) as grader:
         for sample in range(4):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import pytest
@@ -36,6 +37,59 @@ def test_a_form_is_asked_of_every_answer() -> None:
     assert v.matches(transcript(good, "4")) == 0
     assert v.matches(transcript(f"{good} and more")) == 0
     assert v.matches(transcript("12", "7"), pattern=r"\d+") == 1
+
+
+@pytest.mark.parametrize(
+    ("answer", "right", "value"),
+    [
+        # Several right answers
+        ("Paris", ["e", "Paris"], 1),
+        ("e", ("e", "Paris"), 1),
+        ("['e', 'Paris']", ["e", "Paris"], 0),
+        ("3", [[3], 4], 1),
+        # Values that are no texts
+        ("true", True, 1),
+        ("True", True, 1),
+        ("false", True, 0),
+        ("false", False, 1),
+        ("5", 5, 1),
+        ("5", 5.0, 1),
+        ("5.0", 5.0, 1),
+        ("5", 5.5, 0),
+        # Several ways to write one text
+        ("e\u0301te\u0301", "\u00e9t\u00e9", 1),
+        ("it\u2019s", "it's", 1),
+        ("\u201cyes\u201d", '"yes"', 1),
+        ("New\u00a0York", "New York", 1),
+        ("\u22125", "-5", 1),
+        ("x\u00b2", "x2", 0),
+    ],
+)
+def test_right_answers_in_all_their_ways(answer: str, right: Any, value: float) -> None:
+    assert v.exact_match(transcript(answer, answer=right)) == value
+    if value:
+        assert v.contains(transcript(f"so: {answer}!", answer=right)) == value
+
+
+@pytest.mark.parametrize("right", ["", " ", ["", "a"]])
+def test_an_empty_right_answer_is_in_no_answer(right: Any) -> None:
+    with pytest.raises(ValueError, match="the right answer is empty"):
+        v.contains(transcript("anything", answer=right))
+
+
+def test_a_right_answer_that_is_no_answer() -> None:
+    with pytest.raises(ValueError, match="a mapping with numbers, target, and no text"):
+        v.exact_match(transcript("1", answer={"numbers": [1], "target": 2}))
+    with pytest.raises(ValueError, match="the list of right answers is empty"):
+        v.exact_match(transcript("1", answer=[]))
+
+
+def test_a_tag_that_the_template_has_opened_belongs_to_the_form() -> None:
+    told = transcript("hm</think>\n<answer>4</answer>")
+    assert v.matches(told) == 0
+    assert v.matches(dataclasses.replace(told, opened="<think>\n")) == 1
+    twice = dataclasses.replace(transcript("a</think>", "b"), opened="<think>")
+    assert v.matches(twice, pattern="<think>.*</think>") == 0
 
 
 @pytest.mark.parametrize(

@@ -316,6 +316,18 @@ def test_columns_within_columns_have_names_with_dots(tmp_path: Path) -> None:
         ),
         ('{"prompt": null, "answer": "3"}', "a row's 'prompt' is null"),
         ('{"prompt": "2 + 1?", "answer": NaN}', "a row's 'answer' is nan"),
+        (
+            '{"prompt": "2 + 1?", "answer": " "}',
+            "a row's 'answer' has an empty right answer",
+        ),
+        (
+            '{"prompt": "2 + 1?", "answer": []}',
+            "a row's 'answer' has an empty right answer",
+        ),
+        (
+            '{"prompt": "2 + 1?", "answer": ["3", ""]}',
+            "a row's 'answer' has an empty right answer",
+        ),
         ('{"prompt": "1 + 1?", "prompt": "2 + 1?", "answer": "3"}', "a line is no row"),
         (r'{"prompt": "\ud83d", "answer": "3"}', "a row has half of a character"),
         (

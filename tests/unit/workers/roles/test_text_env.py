@@ -30,7 +30,7 @@ from rlplace.workers.arguments import COMPLETIONS, REQUESTS, SAMPLES, Done
 from rlplace.workers.roles import replies
 from rlplace.workers.roles.prompts import check_prompts
 from tests.text_stage import Says, TextStage
-from tests.tiny_tokenizer import END, tiny_tokenizer
+from tests.tiny_tokenizer import CHAT, END, tiny_tokenizer
 from tests.tiny_vlm import coloured_squares, png, tiny_vlm
 
 
@@ -105,6 +105,21 @@ def value(metrics: Metrics, name: str) -> float:
 
 
 # ── one turn ─────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize("special", [True, False])
+def test_rewards_see_the_tags_of_thoughts(tmp_path: Path, special: bool) -> None:
+    """As tokens of their own or not; the template begins each answer with one of them."""
+    template = CHAT.replace("<turn>assistant: ", "<turn>assistant: <think>\n")
+    tags = ["<think>", "</think>", "<answer>", "</answer>"]
+    model = tiny_tokenizer(tmp_path, chat=template, special=tags if special else ())
+    good = "a</think> <answer>1</answer><eos>"
+    env = {"task": "arithmetic", "rewards": [{"name": "matches"}]}
+    lengths = {"max_new_tokens": 60}
+    with TextStage(model, lambda *_: good, env=env, algorithm=lengths) as stage:
+        stage.run(iteration=0)
+        samples = by_place(stage.groups()).values()
+    assert {sample.reward for sample in samples} == {1.0}
 
 
 def test_a_group_is_asked_at_once_and_sent_whole_as_it_was_sampled(

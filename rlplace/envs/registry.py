@@ -159,7 +159,7 @@ def unknown_arguments(
             error=error,
             span=(0, len(str(name))),
             hint=suggestion(near),
-            callable=call.__name__,
+            callable=getattr(call, "__name__", type(call).__name__),
             takes=", ".join(takes) or "none",
             name=name,
             near=near,
@@ -583,7 +583,8 @@ def check_task(config: TextEnvConfig, *, seed: int, evaluated: bool) -> list[Pro
     splits: tuple[Split, ...] = ("train", "held_out") if evaluated else ("train",)
     for split in splits:
         try:
-            find_rewards(config.rewards, make_task(config, seed=seed, split=split))
+            task = make_task(config, seed=seed, split=split)
+            find_rewards(config.rewards, task, chat=config.chat)
         except ConfigError as error:
             problems += [p for p in error.problems if p not in problems]
     return problems

@@ -382,6 +382,32 @@ def _set_verl_correction(draft: Draft) -> None:
         draft.leave_uncorrected()
 
 
+def _verl_reward_function(draft: Draft) -> dict[str, object] | None:
+    """Return the entry of env.rewards for the user's own reward function; None if the config names none."""
+    for block in ("custom_reward_function", "reward.custom_reward_function"):
+        if not draft.has(f"{block}.path"):
+            continue
+        path = str(draft.value(f"{block}.path"))
+        # A file, or pkg://package.module
+        module = path.rpartition("/")[2].removesuffix(".py")
+        name = draft.value(f"{block}.name") or "compute_score"
+        entry: dict[str, object] = {"name": f"{module}:{name}"}
+        arguments = f"{block}.reward_kwargs."
+        kwargs = {
+            key.removeprefix(arguments): draft.value(key)
+            for key in draft.given
+            if key.startswith(arguments)
+        }
+        if kwargs:
+            entry["kwargs"] = kwargs
+        named = [f"{block}.path", f"{block}.name", *(arguments + key for key in kwargs)]
+        for key in named:
+            if key in draft.given:
+                draft.becomes(key, "env.rewards")
+        return entry
+    return None
+
+
 def _set_verl_prompts(draft: Draft) -> None:
     """Write the data files into the draft as a text task with one turn, placed on CPUs, and its rewards.
 
@@ -422,14 +448,17 @@ def _set_verl_prompts(draft: Draft) -> None:
         draft.set("env.eval_kwargs", {"path": files["val"]})
         draft.becomes("data.val_files", "env.eval_kwargs")
     modelled = any(c.partition(".")[0] == "reward" for c in draft.placed)
-    rewards: list[dict[str, object]] = [
-        {"name": "unscored" if modelled else "math_answer"}
-    ]
-    why = (
-        "the reward model scores"
-        if modelled
-        else "stands for the function of each data_source there"
-    )
+    rewards: list[dict[str, object]] = []
+    function = _verl_reward_function(draft)
+    if function is not None:
+        rewards.append(function)
+        why = "called as there, f(data_source, solution_str, ...); its folder belongs in PYTHONPATH"
+    elif modelled:
+        rewards.append({"name": "unscored"})
+        why = "the reward model scores"
+    else:
+        rewards.append({"name": "math_answer"})
+        why = "stands for the function of each data_source there"
     draft.assume(f"env.rewards: {rewards[0]['name']}", why)
     buffer = "reward_model.overlong_buffer."
     if draft.has(f"{buffer}enable"):

@@ -8,11 +8,9 @@
 
 from __future__ import annotations
 
-import copy
 import dataclasses
 import functools
 import inspect
-import itertools
 import logging
 import math
 import re
@@ -25,6 +23,9 @@ from rlplace.config.blocks.language_model import RewardFunctionConfig
 from rlplace.envs.registry import named, needs, unknown_arguments
 from rlplace.envs.text.contract import Transcript
 from rlplace.envs.text.right_answers import alike, written_answers
+from rlplace.envs.text.signatures import GIVEN, adapted, form_of
+from rlplace.envs.text.signatures import answer_text as answer_text
+from rlplace.envs.text.signatures import prompt_text as prompt_text
 from rlplace.errors import ConfigError, Problem, RewardError
 
 if TYPE_CHECKING:
@@ -59,8 +60,6 @@ _APART = {
 }
 # Characters of an answer that an error shows
 _SHOWN = 400
-# Arguments of functions over lists
-_LISTS = ("prompts", "answers", "labels")
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,6 +71,7 @@ class Reward:
     `name`: name of the metric, the part of `written` after the colon. `written`: name of the function in the config.
     `key`: config key of the reward component with this function; "" for a reward of the environment.
     `lists`: whether the function takes lists. It then gets lists of length one, so that limits apply to each episode.
+    `chat`: whether prompts are messages of a chat; functions of TRL's form then get messages.
     """
 
     name: str
@@ -80,6 +80,7 @@ class Reward:
     weight: float = 1.0
     kwargs: Mapping[str, object] = dataclasses.field(default_factory=dict)
     lists: bool = False
+    chat: bool = False
 
     @property
     def trusted(self) -> bool:
@@ -92,11 +93,9 @@ class Reward:
         Raises ConfigError if the function cannot be found.
         """
         function = find_reward(self.written)
-        if self.lists:
-            return functools.partial(_of_one, function, self.kwargs)
         if self.trusted:
             return functools.partial(function, **self.kwargs)
-        return functools.partial(_with_own_arguments, function, self.kwargs)
+        return adapted(function, self.kwargs, chat=self.chat)
 
 
 def find_reward(name: str, key: str = "env.rewards") -> RewardFunction:
@@ -117,12 +116,13 @@ def named_reward(
     key: str,
     leaf: str = "function",
     weight: float = 1.0,
+    chat: bool = False,
 ) -> Reward:
     """Return the reward that a block of the config describes.
 
     `written`: name of the function. `kwargs`: arguments of the function. `key`: config key of the block. `leaf`: the
-    key in the block that holds the name. `weight`: weight of the reward. Raises ConfigError for an unknown name or
-    wrong arguments.
+    key in the block that holds the name. `weight`: weight of the reward. `chat`: whether prompts are messages of a
+    chat. Raises ConfigError for an unknown name or wrong arguments.
     """
     function = find_reward(written, f"{key}.{leaf}")
     if written == "math_verify":
@@ -134,11 +134,23 @@ def named_reward(
             of="the reward",
         ):
             import math_verify as math_verify
-    # Check the arguments; a function over lists has an argument `prompts`
-    lists = "prompts" in inspect.signature(function).parameters
-    given = _LISTS if lists else ("transcript",)
+    if not callable(function):
+        raise codes.config_error(
+            "unknown-reward",
+            f"{key}.{leaf}",
+            written,
+            error="not-callable",
+            kind=type(function).__name__,
+            given="a transcript",
+        )
+    # Check the arguments; a class takes them when it is instantiated
+    form = form_of(function)
     problems = unknown_arguments(
-        function, kwargs, given=given, key=f"{key}.kwargs", code="bad-reward-kwargs"
+        function,
+        kwargs,
+        given=() if inspect.isclass(function) else GIVEN[form],
+        key=f"{key}.kwargs",
+        code="bad-reward-kwargs",
     )
     if problems:
         raise ConfigError(problems)
@@ -149,16 +161,18 @@ def named_reward(
         key=own,
         weight=weight,
         kwargs=kwargs,
-        lists=lists,
+        lists=form not in ("transcript", "verl"),
+        chat=chat,
     )
 
 
 def find_rewards(
-    written: Sequence[RewardFunctionConfig], task: TextTask
+    written: Sequence[RewardFunctionConfig], task: TextTask, *, chat: bool = False
 ) -> tuple[Reward, ...]:
     """Return the rewards that the config names in `written`; if there are none, the rewards of the task.
 
-    Raises ConfigError for unknown or repeated names, for wrong arguments, and if the task has no rewards either.
+    `chat`: whether prompts are messages of a chat. Raises ConfigError for unknown or repeated names, for wrong
+    arguments, and if the task has no rewards either.
     """
     chosen = written or [RewardFunctionConfig(name=name) for name in task.rewards]
     if not chosen:
@@ -169,7 +183,12 @@ def find_rewards(
         key = f"env.rewards[{index}]"
         try:
             reward = named_reward(
-                block.name, block.kwargs, key=key, leaf="name", weight=block.weight
+                block.name,
+                block.kwargs,
+                key=key,
+                leaf="name",
+                weight=block.weight,
+                chat=chat,
             )
         except ConfigError as error:
             problems += error.problems
@@ -246,58 +265,6 @@ def reward_failed(
         **facts,
     )
     return RewardError(failed)
-
-
-def _with_own_arguments(
-    function: RewardFunction, kwargs: Mapping[str, object], transcript: Transcript
-) -> float:
-    """Return the reward for a transcript by a function that may change its arguments: it gets a copy of them."""
-    return function(transcript, **copy.deepcopy(dict(kwargs)))
-
-
-# ── functions over lists ─────────────────────────────────────────────────────────────────────────────────────────────
-
-
-def _of_one(
-    function: Callable[..., Any], kwargs: Mapping[str, object], transcript: Transcript
-) -> float:
-    """Return the reward for one transcript by a function over lists: call it with lists of length one.
-
-    `kwargs`: further arguments. Raises ValueError if the function does not return a list of length one.
-    """
-    given = {
-        "prompts": [prompt_text(transcript)],
-        "answers": [answer_text(transcript)],
-        **kwargs,
-    }
-    if "labels" in inspect.signature(function).parameters:
-        given["labels"] = [transcript.facts.get("answer")]
-    values: Any = function(**given)
-    if not hasattr(values, "__len__") or len(values) != 1:
-        many = f"a {type(values).__name__}"
-        if hasattr(values, "__len__"):
-            many = f"{len(values)} rewards"
-        raise ValueError(
-            f"{many} for 1 answer: a function over lists returns a list, with a number for each"
-        )
-    return next(iter(values))
-
-
-# ── a transcript as text ─────────────────────────────────────────────────────────────────────────────────────────────
-
-
-def prompt_text(transcript: Transcript) -> str:
-    """Return the text of the prompt; of several messages, their texts without roles, joined by line breaks."""
-    prompt = transcript.prompt
-    if isinstance(prompt, str):
-        return prompt
-    return "\n".join(message.text for message in prompt)
-
-
-def answer_text(transcript: Transcript) -> str:
-    """Return the text after the prompt: all answers and the replies between them, joined by line breaks."""
-    turns = itertools.zip_longest(transcript.answers, transcript.replies, fillvalue="")
-    return "\n".join(part for turn in turns for part in turn if part)
 
 
 # ── shipped functions ────────────────────────────────────────────────────────────────────────────────────────────────

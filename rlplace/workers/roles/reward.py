@@ -67,7 +67,10 @@ class RewardFunctionWorker(Scorer):
         assert block.function is not None, "this worker is for functions"
         self._failures = Failures(config.faults)
         self._reward = named_reward(
-            block.function, block.kwargs, key=config.key_of(self.component)
+            block.function,
+            block.kwargs,
+            key=config.key_of(self.component),
+            chat=config.env.chat,
         )
         self._grader = grader_of(
             [self._reward],

@@ -97,7 +97,9 @@ class TextEnvWorker(EnvWorker):
             samples_for(c): reads_text(self.config, c) for c in self.config.scorers
         }
         self.rewards: Sequence[Reward] = find_rewards(
-            config.env.rewards, self.prompts["train"].task
+            config.env.rewards,
+            self.prompts["train"].task,
+            chat=config.env.chat,
         )
         self.failures = Failures(config.faults)
         self.grader = grader_of(

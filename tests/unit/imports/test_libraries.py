@@ -1162,3 +1162,23 @@ def test_a_mean_that_is_none_of_ours_is_named() -> None:
     )
     assert not at(imported, "algorithm.loss")
     assert "algorithm.loss has no such mean" in render_yaml(imported)
+
+
+def test_a_reward_function_of_verl_is_written_as_it_is() -> None:
+    files = "data.train_files=a.parquet algorithm.adv_estimator=grpo "
+    own = (
+        "custom_reward_function.path=rewards/mine.py "
+        "custom_reward_function.reward_kwargs.bonus=0.5 "
+    )
+    imported = bring("verl", files + own, 8)
+    assert at(imported, "env.rewards") == [
+        {"name": "mine:compute_score", "kwargs": {"bonus": 0.5}}
+    ]
+    assert {
+        r.outcome for r in imported.results if "custom_reward" in str(r.setting)
+    } == {"equal"}
+    named = own + "custom_reward_function.name=judge"
+    (reward,) = at(bring("verl", files + named, 8), "env.rewards")
+    assert reward["name"] == "mine:judge"
+    (reward,) = at(bring("verl", files, 8), "env.rewards")
+    assert reward == {"name": "math_answer"}

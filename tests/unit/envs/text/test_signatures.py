@@ -1,0 +1,129 @@
+"""Reward functions with signatures of other libraries, and functions that are async, return mappings or are classes."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import pytest
+
+from rlplace.envs.text import Message, Transcript
+from rlplace.envs.text.graders import ProcessGrader
+from rlplace.envs.text.rewards import Case, named_reward
+from rlplace.errors import ConfigError
+
+MODULE = "tests.foreign_rewards"
+TOLD = Transcript(
+    prompt="2 + 2?",
+    answers=("4",),
+    replies=(),
+    facts={
+        "answer": "4",
+        "solution": "4",
+        "data_source": "openai/gsm8k",
+        "extra_info": {"index": 7},
+    },
+    tokens=1,
+    truncated=False,
+)
+
+
+def value(
+    name: str, told: Transcript = TOLD, *, chat: bool = False, **kwargs: Any
+) -> Any:
+    reward = named_reward(f"{MODULE}:{name}", kwargs, key="env.rewards[0]", chat=chat)
+    return reward.function()(told)
+
+
+@pytest.mark.parametrize(
+    ("name", "right"),
+    [
+        ("trl_texts", 1.0),
+        ("trl_columns", 1.0),
+        ("trl_async", 2.0),
+        ("reward_func", 1.0),
+        ("reward_list", 3.0),
+        ("compute_score", 1.0),
+        ("compute_dict", 1.0),
+        ("compute_async", 1.0),
+        ("compute_scores", 1.0),
+        ("a_mapping", 1.0),
+        ("a_coroutine", 1.0),
+        ("Brief", 1.0),
+        ("BriefInLists", 1.0),
+        ("brief", 1.0),
+    ],
+)
+def test_functions_work_as_they_are(name: str, right: float) -> None:
+    assert value(name) == right
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "trl_columns",
+        "reward_func",
+        "compute_score",
+        "compute_dict",
+        "compute_async",
+        "compute_scores",
+        "a_coroutine",
+        "Brief",
+        "BriefInLists",
+        "brief",
+    ],
+)
+def test_they_see_the_answer(name: str) -> None:
+    assert value(name, dataclasses.replace(TOLD, answers=("no",))) == 0
+
+
+def test_a_chat_is_shown_to_functions_of_trl_as_messages() -> None:
+    assert value("trl_messages", chat=True) == 1
+    messages = dataclasses.replace(TOLD, prompt=[Message("user", "2 + 2?")])
+    assert value("trl_messages", messages) == 1
+    assert value("trl_messages", dataclasses.replace(messages, answers=("5",))) == 0
+    # None: the function does not apply to this answer
+    assert value("trl_messages", dataclasses.replace(messages, answers=("?",))) == 0
+
+
+def test_arguments_of_the_config_are_given() -> None:
+    assert value("compute_dict", bonus=0.5) == 1.5
+    long = dataclasses.replace(TOLD, answers=("four",))
+    assert value("Brief", long, most=4) == 1
+    assert value("Brief", long, most=3) == 0
+
+
+@pytest.mark.parametrize(
+    ("name", "kwargs", "code"),
+    [
+        ("compute_dict", {"bonsu": 1}, "bad-reward-kwargs"),
+        ("trl_columns", {"most": 1}, "bad-reward-kwargs"),
+        ("Brief", {"mots": 1}, "bad-reward-kwargs"),
+        ("brief", {"most": 1}, "bad-reward-kwargs"),
+        ("NOT_CALLABLE", {}, "unknown-reward"),
+    ],
+)
+def test_what_is_wrong_with_them_is_found_before_the_start(
+    name: str, kwargs: dict[str, Any], code: str
+) -> None:
+    with pytest.raises(ConfigError) as caught:
+        named_reward(f"{MODULE}:{name}", kwargs, key="env.rewards[0]")
+    assert caught.value.codes == (code,)
+
+
+def test_several_of_them_grade_one_answer_in_a_process() -> None:
+    names = ["trl_columns", "trl_async", "reward_func", "compute_dict", "Brief"]
+    rewards = [
+        named_reward(f"{MODULE}:{name}", {}, key=f"env.rewards[{at}]")
+        for at, name in enumerate(names)
+    ]
+    grader = ProcessGrader(rewards, timeout_s=60, memory_bytes=4 << 30, processes=1)
+    try:
+        grader.submit(Case(group=0, sample=0, transcript=TOLD))
+        graded: list[Any] = []
+        while not graded:
+            graded = grader.done(wait=True)
+    finally:
+        grader.close()
+    ((_, values),) = graded
+    assert list(values.values()) == [1.0, 2.0, 1.0, 1.0, 1.0]

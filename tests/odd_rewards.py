@@ -71,6 +71,10 @@ def raises_anything(transcript: Transcript) -> Any:
     return Odd()
 
 
+def raises_anything_else(transcript: Transcript) -> float:
+    raise ConnectionError("the judge is not reached from here")
+
+
 def raises_long(transcript: Transcript) -> float:
     raise ValueError(50_000 * "x")
 
@@ -86,6 +90,10 @@ def closes_its_pipe(transcript: Transcript) -> float:
 
 def raises(transcript: Transcript) -> float:
     return float({}[transcript.answer])
+
+
+def raises_of_wrong_answers(transcript: Transcript) -> float:
+    return float(transcript.answer == transcript.facts["answer"]) or raises(transcript)
 
 
 def raises_once(transcript: Transcript, *, folder: str) -> float:

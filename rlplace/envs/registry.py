@@ -4,6 +4,7 @@ of the shipped ones.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import importlib
 import inspect
@@ -22,7 +23,7 @@ from rlplace.errors import ConfigError, Problem, did_you_mean, suggestion
 from rlplace.extras import install_command
 
 if TYPE_CHECKING:
-    from rlplace.config.blocks.language_model import TextEnvConfig
+    from rlplace.config.blocks.language_model import RewardConfig, TextEnvConfig
     from rlplace.config.blocks.simulator import SimulatorEnvConfig, SimulatorJobConfig
     from rlplace.envs.contract import Adapter, Simulator, Spaces
     from rlplace.envs.text.contract import Split, TextTask
@@ -572,19 +573,47 @@ def _make_task(config: TextEnvConfig, seed: int, split: Split) -> TextTask:
     return task
 
 
-def check_task(config: TextEnvConfig, *, seed: int, evaluated: bool) -> list[Problem]:
+def check_task(
+    config: TextEnvConfig,
+    *,
+    seed: int,
+    evaluated: bool,
+    components: Mapping[str, RewardConfig] | None = None,
+    own: bool = True,
+) -> list[Problem]:
     """Return the problems of a text task and its reward functions; the task is made to find them.
 
-    `evaluated`: whether the task for held-out prompts is checked too.
+    If there are none so far, the reward functions are tried with one row of the task. `evaluated`: whether the task for
+    held-out prompts is checked too. `components`: config key -> block of the reward components with functions. `own`:
+    whether functions of the user are tried, too.
     """
-    from rlplace.envs.text.rewards import find_rewards
+    from rlplace.envs.text.probe import probe_problems
+    from rlplace.envs.text.rewards import find_rewards, named_reward
 
     problems: list[Problem] = []
     splits: tuple[Split, ...] = ("train", "held_out") if evaluated else ("train",)
     for split in splits:
         try:
             task = make_task(config, seed=seed, split=split)
-            find_rewards(config.rewards, task, chat=config.chat)
+            rewards = list(find_rewards(config.rewards, task, chat=config.chat))
         except ConfigError as error:
             problems += [p for p in error.problems if p not in problems]
+            continue
+        if split != "train":
+            continue
+        for key, block in (components or {}).items():
+            # A wrong name is a problem of the component
+            with contextlib.suppress(ConfigError):
+                rewards.append(
+                    named_reward(
+                        str(block.function), block.kwargs, key=key, chat=config.chat
+                    )
+                )
+        problems += probe_problems(
+            rewards,
+            task,
+            timeout_s=config.reward_timeout_s,
+            memory_bytes=config.reward_memory,
+            own=own,
+        )
     return problems

@@ -482,7 +482,7 @@ def test_an_error_that_comes_again_ends_the_run(
     models: tuple[str, ...], tmp_path: Path
 ) -> None:
     asked = (
-        "env.rewards=[{name: tests.odd_rewards:raises}]",
+        "env.rewards=[{name: tests.odd_rewards:raises_of_wrong_answers}]",
         "runner.total_iterations=2",
     )
     run = train("rlhf_tiny", tmp_path, *TEXT, *asked, *models)

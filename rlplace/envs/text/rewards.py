@@ -83,9 +83,14 @@ class Reward:
     chat: bool = False
 
     @property
+    def shipped(self) -> bool:
+        """Whether the function comes with rlplace."""
+        return self.written in REWARDS
+
+    @property
     def trusted(self) -> bool:
         """Whether the function is shipped and quick: it cannot hang and does not use much memory."""
-        return not self.lists and self.written in REWARDS and self.written not in _APART
+        return not self.lists and self.shipped and self.written not in _APART
 
     def function(self) -> Callable[[Transcript], float]:
         """Return the reward function with its arguments filled in, so that it takes only a transcript.

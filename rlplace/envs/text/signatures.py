@@ -23,7 +23,7 @@ from typing import Any, Literal
 
 from rlplace.envs.text.contract import Message, Transcript
 
-Form = Literal["transcript", "lists", "trl", "openrlhf", "verl", "verl-lists"]
+Form = Literal["transcript", "lists", "trl", "openrlhf", "verl", "verl_lists"]
 # Parameters that rlplace gives to a function, by form; TRL's columns are given, too
 GIVEN: Mapping[Form, tuple[str, ...]] = {
     "transcript": ("transcript",),
@@ -31,7 +31,7 @@ GIVEN: Mapping[Form, tuple[str, ...]] = {
     "trl": ("prompts", "completions"),
     "openrlhf": ("queries", "prompts", "labels"),
     "verl": ("data_source", "solution_str", "ground_truth", "extra_info"),
-    "verl-lists": ("data_sources", "solution_strs", "ground_truths", "extra_infos"),
+    "verl_lists": ("data_sources", "solution_strs", "ground_truths", "extra_infos"),
 }
 # The entry of a mapping that is the reward
 _SCORES = ("score", "rewards", "reward")
@@ -47,7 +47,7 @@ def form_of(function: Callable[..., Any]) -> Form:
     if "solution_str" in names:
         return "verl"
     if "solution_strs" in names:
-        return "verl-lists"
+        return "verl_lists"
     if "prompts" in names:
         return "lists"
     return "transcript"

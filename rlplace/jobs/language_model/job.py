@@ -95,8 +95,20 @@ class LanguageModelJob(Job):
     def environment_problems(self, config: LanguageModelJobConfig) -> Iterator[Problem]:
         runner = config.runner
         if config.runs:
-            evaluated = runner.eval_every > 0
-            yield from check_task(config.env, seed=runner.seed, evaluated=evaluated)
+            scorers = [c for c in config.placed if role_of(c) == "reward"]
+            functions = {
+                config.key_of(c): config.reward_of(c)
+                for c in scorers
+                if config.reward_of(c).function is not None
+            }
+            yield from check_task(
+                config.env,
+                seed=runner.seed,
+                evaluated=runner.eval_every > 0,
+                components=functions,
+                # Failures of single answers may be what the config expects
+                own=config.faults.on_error == "stop",
+            )
         yield from check_variant(config)
         if config.rollout.own:
             yield from own_engine_problems(config.rollout)

@@ -1,0 +1,137 @@
+"""Grades one row of a task before the start, to find what is wrong with reward functions and their arguments."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from collections.abc import Sequence
+from contextlib import closing
+
+from rlplace import codes
+from rlplace.envs.text.contract import OneTurn, TextTask, Transcript
+from rlplace.envs.text.graders import ProcessGrader
+from rlplace.envs.text.rewards import Case, Reward
+from rlplace.envs.text.right_answers import written_answers
+from rlplace.errors import Problem, RewardError
+
+# Longest time of one function
+_LONGEST_S = 20.0
+# Errors of a function itself: others may be of this machine alone, such as a service that is not reached from it
+_CERTAIN = re.compile(
+    r"(?:TypeError|AttributeError|NameError|UnboundLocalError|LookupError|KeyError|IndexError|ValueError"
+    r"|ZeroDivisionError|NotImplementedError|json\.decoder\.JSONDecodeError|re\.error)\b"
+)
+_SHOWN = 200
+
+
+def probe_problems(
+    rewards: Sequence[Reward],
+    task: TextTask,
+    *,
+    timeout_s: float,
+    memory_bytes: int,
+    own: bool = True,
+) -> list[Problem]:
+    """Return the problems that reward functions have with one row of the task, whose answer is the right one.
+
+    Only what would end each run is a problem: functions that refuse their arguments or facts, that raise an error of
+    their own, or that return no number. Functions of a user run in a process with limits; `timeout_s` and
+    `memory_bytes` are those of a run. `own`: whether to try functions of a user at all.
+    """
+    told = _probe(task)
+    if told is None:
+        return []
+    found: list[Problem] = []
+    for index, reward in enumerate(rewards):
+        key = reward.key or f"env.rewards[{index}]"
+        if reward.shipped:
+            found += _of_shipped(reward, told, key)
+        elif own:
+            found += _of_own(
+                reward, told, key, min(timeout_s, _LONGEST_S), memory_bytes
+            )
+    return found
+
+
+def _probe(task: TextTask) -> Transcript | None:
+    """Return a transcript of the first row, with its right answer as the answer.
+
+    Return None for tasks whose episodes must be played, or take long to begin.
+    """
+    if hasattr(task, "episodes"):
+        return None
+    try:
+        episode = task.episode(0)
+    except Exception:  # noqa: BLE001  # whatever a task raises is told by the check of prompts
+        return None
+    if not isinstance(episode, OneTurn):
+        return None
+    facts = dict(episode.facts())
+    answer = "1"
+    with contextlib.suppress(ValueError):  # no text, number or list of them
+        answer = written_answers(facts.get("answer", answer))[0]
+    return Transcript(
+        prompt=episode.prompt,
+        answers=(answer,),
+        replies=(),
+        facts=facts,
+        tokens=1,
+        truncated=False,
+    )
+
+
+def _of_shipped(reward: Reward, told: Transcript, key: str) -> list[Problem]:
+    """Return the problem that a shipped function has with its arguments or with the facts of a row."""
+    # The library of math_verify needs seconds to load, and takes no arguments
+    if reward.written == "math_verify":
+        reward = Reward(name="math_answer", written="math_answer")
+    try:
+        reward.function()(told)
+    except re.error as error:
+        reason = f"no regular expression: {error}"
+        return [_problem(reward, told, key, "shipped", reason=reason)]
+    # Wrong arguments may raise what they like
+    except (ArithmeticError, LookupError, TypeError, ValueError) as error:
+        reason = f"{type(error).__name__}: {error}"
+        if isinstance(error, ValueError):
+            reason = str(error)
+        return [_problem(reward, told, key, "shipped", reason=reason)]
+    return []
+
+
+def _of_own(
+    reward: Reward, told: Transcript, key: str, timeout_s: float, memory_bytes: int
+) -> list[Problem]:
+    """Return the problem that a user's function has with a row. One that takes too long, or dies, has none here."""
+    grader = ProcessGrader(
+        [reward], timeout_s=timeout_s, memory_bytes=memory_bytes, processes=1
+    )
+    with closing(grader):
+        try:
+            grader.submit(Case(group=0, sample=0, transcript=told))
+            while not grader.done(wait=True):
+                pass
+        except RewardError as error:
+            why = error.problem.why or ""
+            if error.code == "reward-no-number":
+                return [_problem(reward, told, key, "no-number", reason=why)]
+            if error.code == "reward-raised" and _CERTAIN.match(why):
+                return [_problem(reward, told, key, "raised", reason=why)]
+    return []
+
+
+def _problem(
+    reward: Reward, told: Transcript, key: str, error: str, *, reason: str
+) -> Problem:
+    """Return the problem with a function. `error`: variant of the texts. `reason`: what the function said."""
+    leaf = "function" if reward.key else "name"
+    shown = told.answer[:_SHOWN]
+    return codes.problem(
+        "reward-probe",
+        f"{key}.{leaf}",
+        reward.written,
+        error=error,
+        answer=repr(shown),
+        facts=", ".join(told.facts) or "none",
+        reason=reason,
+    )

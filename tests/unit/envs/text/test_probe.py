@@ -1,0 +1,178 @@
+"""Reward functions are tried with one row of the task before anything starts."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, ClassVar
+
+import pytest
+
+from rlplace.config.blocks.language_model import (
+    RewardConfig,
+    RewardFunctionConfig,
+    TextEnvConfig,
+)
+from rlplace.envs.registry import check_task
+from rlplace.envs.text import Message, Split, TextEpisode
+from rlplace.errors import Problem
+
+ODD = "tests.odd_rewards"
+FOREIGN = "tests.foreign_rewards"
+
+
+def rows(folder: Path, **columns: Any) -> dict[str, Any]:
+    file = folder / "rows.jsonl"
+    file.write_text(json.dumps({"prompt": "2 + 2?", "answer": "4"} | columns))
+    return {"path": str(file)}
+
+
+def found(
+    folder: Path, name: str, columns: Mapping[str, Any] | None = None, **kwargs: Any
+) -> list[Problem]:
+    config = TextEnvConfig(
+        task="prompts",
+        kwargs=rows(folder, **(columns or {})),
+        rewards=(RewardFunctionConfig(name=name, kwargs=kwargs),),
+    )
+    return check_task(config, seed=0, evaluated=False)
+
+
+@pytest.mark.parametrize(
+    ("name", "kwargs", "why"),
+    [
+        ("matches", {"pattern": "("}, "missing ), unterminated subpattern"),
+        (
+            "length_penalty",
+            {"free_tokens": 20, "longest_tokens": 10},
+            "longest_tokens must be above free_tokens, got 10 and 20",
+        ),
+        (
+            "length_penalty",
+            {"free_tokens": "a", "longest_tokens": 10},
+            "TypeError: ",
+        ),
+        ("length_penalty", {}, "TypeError: length_penalty() missing 2 required"),
+        ("score", {}, "the task gives no fact 'score'; its facts: answer"),
+        ("reasoning_score", {}, "KeyError: 'entry'"),
+    ],
+)
+def test_wrong_arguments_and_missing_facts_of_shipped_functions(
+    tmp_path: Path, name: str, kwargs: dict[str, Any], why: str
+) -> None:
+    (problem,) = found(tmp_path, name, **kwargs)
+    assert (problem.code, problem.key) == ("reward-probe", "env.rewards[0].name")
+    assert why in str(problem.why)
+    assert "facts of the first row: answer" in str(problem.fix)
+
+
+def test_a_right_answer_that_is_a_mapping(tmp_path: Path) -> None:
+    columns = {"answer": {"target": 4, "numbers": [2, 2]}}
+    for name in ("math_answer", "math_verify", "exact_match", "contains"):
+        (problem,) = found(tmp_path, name, columns)
+        assert "the right answer is a mapping with target, numbers" in str(problem.why)
+
+
+@pytest.mark.parametrize(
+    ("name", "why"),
+    [
+        (f"{ODD}:raises", "for the answer '4': KeyError: '4'"),
+        (f"{ODD}:text", "for the answer '4', it returned 'very good'"),
+        (f"{ODD}:nothing", "for the answer '4': ValueError: a NoneType for 1 answer"),
+        (f"{FOREIGN}:trl_columns", "missing 1 required positional argument: 'sol"),
+        (f"{ODD}:changes_facts", "for the answer '4': KeyError: 'hints'"),
+    ],
+)
+def test_functions_of_a_user_that_fail_with_each_answer(
+    tmp_path: Path, name: str, why: str
+) -> None:
+    (problem,) = found(tmp_path, name)
+    assert (problem.code, problem.key) == ("reward-probe", "env.rewards[0].name")
+    assert why in str(problem.why)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "exact_match",
+        "math_answer",
+        "math_verify",
+        f"{ODD}:length",
+        # Perhaps only here, or only with this answer
+        f"{ODD}:exits",
+        f"{ODD}:not_a_number",
+        f"{ODD}:raises_anything_else",
+        f"{FOREIGN}:trl_texts",
+        f"{FOREIGN}:reward_func",
+        f"{FOREIGN}:a_coroutine",
+    ],
+)
+def test_what_may_work_is_no_problem(tmp_path: Path, name: str) -> None:
+    config = TextEnvConfig(
+        task="prompts",
+        kwargs=rows(tmp_path),
+        chat=False,
+        rewards=(RewardFunctionConfig(name=name),),
+    )
+    assert check_task(config, seed=0, evaluated=False) == []
+
+
+def test_functions_of_reward_components_are_tried_too(tmp_path: Path) -> None:
+    config = TextEnvConfig(task="prompts", kwargs=rows(tmp_path))
+    components = {
+        "reward.a": RewardConfig(function=f"{ODD}:raises"),
+        "reward.b": RewardConfig(function="matches", kwargs={"pattern": "("}),
+        "reward.c": RewardConfig(function="no_such"),
+    }
+    keys = [
+        problem.key
+        for problem in check_task(
+            config, seed=0, evaluated=False, components=components
+        )
+    ]
+    assert keys == ["reward.a.function", "reward.b.function"]
+    (problem,) = check_task(
+        config, seed=0, evaluated=False, components=components, own=False
+    )
+    assert problem.key == "reward.b.function"
+
+
+class Played:
+    """Its episodes have several turns, or cannot begin."""
+
+    rewards: ClassVar[Sequence[str]] = (f"{ODD}:raises",)
+    size: int | None = None
+
+    def __init__(self, *, seed: int, split: Split, begins: bool = True) -> None:
+        self._begins = begins
+
+    def episode(self, number: int) -> TextEpisode:
+        if not self._begins:
+            raise OSError("no server")
+        return Several()
+
+
+class Several:
+    prompt: Sequence[Message] = ()
+
+    def reply(self, answer: str) -> str | None:
+        return None
+
+    def facts(self) -> Mapping[str, Any]:
+        raise AssertionError("it was not played")
+
+
+class Long(Played):
+    """Its episodes take long to begin."""
+
+    def episodes(self, number: int, samples: int) -> list[TextEpisode]:
+        raise AssertionError("it was begun")
+
+
+def test_tasks_that_must_be_played_are_not() -> None:
+    for name in ("Played", "Long"):
+        config = TextEnvConfig(task=f"{__name__}:{name}")
+        assert check_task(config, seed=0, evaluated=False) == []
+    config = TextEnvConfig(task=f"{__name__}:Played", kwargs={"begins": False})
+    assert check_task(config, seed=0, evaluated=False) == []

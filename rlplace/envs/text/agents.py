@@ -30,7 +30,7 @@ from typing import Any, ClassVar, Protocol, cast
 from rlplace.codes import config_error, problem
 from rlplace.envs.registry import named
 from rlplace.envs.text.contract import Message, NoPrompt, Split
-from rlplace.envs.text.rows import Row, mixed
+from rlplace.envs.text.rows import Epochs, Row, mixed
 
 # Reachable from this machine only; requests without an episode's key are rejected as well
 _HOST = "127.0.0.1"
@@ -93,7 +93,11 @@ class AgentTask:
         self._agent: Agent = named(
             agent, {}, key="env.kwargs.agent", code="unknown-task", noun="agent"
         )
-        self._rows: list[Row] = [] if path is None else mixed(path, None, None, seed)
+        self._rows: list[Row] = []
+        self._epochs = Epochs([], seed)
+        if path is not None:
+            self._rows, shares = mixed(path, None, None)
+            self._epochs = Epochs(shares, seed)
         self._seed = seed
         self._split = split
         self._first_request_s = first_request_s
@@ -147,12 +151,12 @@ class AgentTask:
     def _row(self, number: int) -> Mapping[str, Any]:
         """Return the row of the data set for the episode `number`; {} without a data set.
 
-        Each epoch has all rows once, in a random order of its own.
+        Each epoch has all rows as often as the weights of their data sets say, in a random order of its own.
         """
         if not self._rows:
             return {}
-        epoch, place = divmod(number, len(self._rows))
-        order = list(range(len(self._rows)))
+        epoch, place = divmod(number, self._epochs.size)
+        order = self._epochs.rows(epoch)
         random.Random(f"{self._seed}/{epoch}").shuffle(order)
         return self._rows[order[place]][0]
 

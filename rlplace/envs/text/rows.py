@@ -42,38 +42,83 @@ def bad_row(error: str, got: str, place: Source, **facts: Any) -> ConfigError:
     )
 
 
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Share:
+    """One data set of several: its rows, and the number of times that each of them is asked in an epoch.
+
+    `rows`: numbers of the rows, among those of all data sets. `weight`: greater than 0; with 0.5, an epoch asks half of
+    the rows, and the next epoch asks the other half.
+    """
+
+    rows: Sequence[int]
+    weight: float
+
+
+class Epochs:
+    """Which rows each epoch asks, for data sets with weights.
+
+    An epoch asks each row of a data set as many times as the whole part of the weight says. For the rest of the weight
+    it asks a part of the rows, and epochs take turns through all rows: no row is left out for ever.
+    """
+
+    def __init__(self, shares: Sequence[Share], seed: int) -> None:
+        """Prepare the epochs of the data sets `shares`. `seed`: seed of the order in which epochs take turns."""
+        self._whole: list[int] = []
+        # For each weight with a fraction: its rows in a random order, and how many of them an epoch asks
+        self._turns: list[tuple[list[int], int]] = []
+        for share in shares:
+            times, fraction = divmod(float(share.weight), 1.0)
+            self._whole += [*share.rows] * int(times)
+            if not fraction or not share.rows:
+                continue
+            order = list(share.rows)
+            random.Random(f"{seed}/{order[0]}").shuffle(order)
+            count = max(1, round(fraction * len(order)))
+            self._turns.append((order, count))
+
+    @property
+    def size(self) -> int:
+        """Number of rows that each epoch asks."""
+        return len(self._whole) + sum(count for _, count in self._turns)
+
+    def rows(self, epoch: int) -> list[int]:
+        """Return the numbers of the rows that an epoch asks, in no particular order. `epoch`: counted from 0."""
+        asked = list(self._whole)
+        for order, count in self._turns:
+            # The next `count` rows behind those of the epoch before, around the end
+            first = epoch * count
+            asked += [order[at % len(order)] for at in range(first, first + count)]
+        return asked
+
+
 def mixed(
     path: str | Sequence[str] | Mapping[str, float],
     rows: tuple[int, int] | None,
     split: str | None,
-    seed: int,
-) -> list[Row]:
-    """Return the rows of one epoch, from one data set or several.
+) -> tuple[list[Row], list[Share]]:
+    """Return the rows of one data set or several, each row once; and for each data set its rows and weight.
 
     `path`: one data set, a list of data sets, or a mapping from data set to weight. A weight is the number of times
-    that each row of the data set comes in an epoch. `rows`: range of rows to take of each data set, (first, last + 1);
-    None for all. `split`: the split to take of a saved folder. `seed`: seed for choosing rows if a weight is not a
-    whole number. Raises ConfigError for a wrong weight and as `read_rows` does.
+    that each row of the data set is asked in an epoch. `rows`: range of rows to take of each data set, (first, last +
+    1); None for all. `split`: the split to take of a saved folder. Raises ConfigError for a wrong weight and as
+    `read_rows` does.
     """
     if isinstance(path, str):
-        return _part(path, rows, split)
-    epoch: list[Row] = []
+        alone = _part(path, rows, split)
+        return alone, [Share(rows=range(len(alone)), weight=1.0)]
+    found: list[Row] = []
+    shares: list[Share] = []
     names = _names([*path])
     weights = path if isinstance(path, Mapping) else dict.fromkeys(path, 1.0)
     for one, weight in weights.items():
         if not isinstance(weight, int | float) or not 0 < weight <= _MOST_OFTEN:
             got = f"{one}: {weight!r}"
             raise config_error("no-dataset", _KEY, got, error="weight", name=one)
-        named = [
-            ({"data_set": names[one], **values}, place)
-            for values, place in _part(one, rows, split)
-        ]
-        # Whole repetitions, and a random part of the rows for the fraction
-        whole, part = divmod(float(weight), 1.0)
-        draw = random.Random(f"{seed}/{one}")
-        epoch += named * int(whole)
-        epoch += draw.sample(named, round(part * len(named)))
-    return epoch
+        first = len(found)
+        for values, place in _part(one, rows, split):
+            found.append(({"data_set": names[one], **values}, place))
+        shares.append(Share(rows=range(first, len(found)), weight=weight))
+    return found, shares
 
 
 def _names(paths: Sequence[str]) -> dict[str, str]:

@@ -506,7 +506,8 @@ class PromptSet:
     hold out. Relative paths start at the folder in which the run was started.
 
     Several data sets are a list of paths, or a mapping from path to weight. A weight is the number of times that each
-    row comes in an epoch: {a.jsonl: 1, b.jsonl: 0.5}. With several data sets, each row has the fact `data_set`: the
+    row comes in an epoch: {a.jsonl: 1, b.jsonl: 0.5}. With 0.5, an epoch has half of the rows, and the next epoch has
+    the other half. With several data sets, each row has the fact `data_set`: the
     name of its file, preceded by names of folders if two files have the same name.
     """
 
@@ -527,7 +528,8 @@ class PromptSet:
         self._prompt = prompt
         self._answer = answer
         self._image = image
-        self._rows = mixed(path, rows, dataset_split, seed)
+        # Every row once; `shares` says how often an epoch asks the rows of each data set
+        self._rows, self.shares = mixed(path, rows, dataset_split)
         self.size: int | None = len(self._rows)
         # Find bad rows now, before anything starts
         each(self._rows, lambda row: self._check(*row))

@@ -14,6 +14,7 @@ from rlplace.config.blocks.language_model import LanguageModelJobConfig
 from rlplace.envs.registry import make_task
 from rlplace.envs.text import Image, Split, TextEpisode
 from rlplace.envs.text.contract import NoPrompt
+from rlplace.envs.text.rows import Epochs, Share
 from rlplace.errors import ConfigError, Problem, Source
 from rlplace.models.tokenizer import Chat, PlainText, Tokenizer
 from rlplace.models.vision import VisionSpec
@@ -36,7 +37,8 @@ class Prompts:
     """The prompts of a run, numbered from 0, with their tokens.
 
     Prompt number n depends only on n and on the run's seed, so it is the same in every placement. If the task has a
-    fixed number of rows, each epoch uses each row once, in a random order of its own.
+    fixed number of rows, each epoch uses each row once, or as often as the weight of its data set says, in a random
+    order of its own.
     """
 
     def __init__(
@@ -65,7 +67,10 @@ class Prompts:
         # Orders of the newest epochs
         self._orders = dict[int, list[int]]()
         # None for an endless task
-        self._rows = None if self.task.size is None else self._fitting(self.task.size)
+        self._epochs: Epochs | None = None
+        if self.task.size is not None:
+            fitting = self._fitting(self.task.size)
+            self._epochs = Epochs(self._shares(fitting), self._seed)
         # Raises errors of an endless task here.
         self.episodes(0, 1)
 
@@ -76,12 +81,12 @@ class Prompts:
 
         `number`: at least 0; equal numbers give equal prompts. `samples`: number of episodes.
         """
-        if self._rows is not None:
-            epoch, place = divmod(number, len(self._rows))
+        if self._epochs is not None:
+            epoch, place = divmod(number, self._epochs.size)
             if epoch not in self._orders:
                 self._orders = {
                     **dict([*self._orders.items()][-_EPOCHS:]),
-                    epoch: list(self._rows),
+                    epoch: self._epochs.rows(epoch),
                 }
                 random.Random(f"{self._seed}/{epoch}").shuffle(self._orders[epoch])
             return self._begun(self._orders[epoch][place], samples)
@@ -102,6 +107,20 @@ class Prompts:
         if found is None:
             return ""
         return found[0]
+
+    def _shares(self, fitting: Sequence[int]) -> list[Share]:
+        """Return the data sets of the task with their weights, without rows that are not in `fitting`.
+
+        A task that does not tell its data sets has one, with the weight 1.
+        """
+        shares: Sequence[Share] | None = getattr(self.task, "shares", None)
+        if shares is None:
+            return [Share(rows=fitting, weight=1.0)]
+        short = set(fitting)
+        return [
+            replace(share, rows=[row for row in share.rows if row in short])
+            for share in shares
+        ]
 
     def _begun(self, row: int, samples: int) -> tuple[Tokens, Files, list[TextEpisode]]:
         together = getattr(self.task, "episodes", None)

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from rlplace.envs.text import Image, Message, TextTask, Transcript
 from rlplace.envs.text.rewards import reasoning_score
-from rlplace.envs.text.rows import read_rows
+from rlplace.envs.text.rows import Epochs, read_rows
 from rlplace.envs.text.tasks import (
     Arithmetic,
     Guessing,
@@ -594,14 +594,15 @@ def test_data_sets_are_mixed_by_how_often_their_rows_are_asked(tmp_path: Path) -
         for name in ("one", "two")
     )
     task = PromptSet(seed=3, split="train", path={one: 1.5, other: 0.25})
-    asked = Counter(
-        str(task.episode(number).prompt) for number in range(task.size or 0)
-    )
+    assert task.size == 8
+    epochs = Epochs(task.shares, seed=3)
+    assert epochs.size == 7
+    asked = Counter(str(task.episode(number).prompt) for number in epochs.rows(0))
     assert sorted(asked.values()) == [1, 1, 1, 2, 2]
     assert sum(asked[f"one{c}"] for c in "1234") == 6
-    assert {task.episode(n).facts()["data_set"] for n in range(7)} == {"one", "two"}
-    again = PromptSet(seed=3, split="train", path={one: 1.5, other: 0.25})
-    assert [task.episode(n) for n in range(7)] == [again.episode(n) for n in range(7)]
+    assert {task.episode(n).facts()["data_set"] for n in range(8)} == {"one", "two"}
+    again = Epochs(task.shares, seed=3)
+    assert [epochs.rows(n) for n in range(7)] == [again.rows(n) for n in range(7)]
     assert PromptSet(seed=3, split="train", path=[one, other]).size == 8
 
 

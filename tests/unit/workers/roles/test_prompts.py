@@ -1,0 +1,98 @@
+"""The prompts of a run: which rows an epoch asks, without workers."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rlplace.config.schema import Config
+from rlplace.config.read import read_config
+from rlplace.models.tokenizer import Tokenizer
+from rlplace.workers.roles.prompts import Prompts
+from tests.tiny_tokenizer import tiny_tokenizer
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny_tokenizer(tmp_path_factory.mktemp("model"))
+
+
+def config_of(folder: Path, env: Mapping[str, Any]) -> Config:
+    config: Config = read_config(
+        {
+            "cluster": {"component_placement": {"env": "0"}},
+            "actor": {"model": {"path": str(folder)}},
+            "algorithm": {
+                "name": "grpo",
+                "prompts": 4,
+                "samples_per_prompt": 2,
+                "max_prompt_length": 60,
+                "max_new_tokens": 20,
+            },
+            "env": {"task": "prompts", "chat": False, **env},
+        }
+    )
+    return config
+
+
+def written(file: Path, prompts: Sequence[str]) -> str:
+    rows = [json.dumps({"prompt": prompt, "answer": "0"}) for prompt in prompts]
+    file.write_text("\n".join(rows))
+    return str(file)
+
+
+def epochs(prompts: Prompts, folder: Path, size: int, count: int) -> list[Counter[str]]:
+    """The texts that each of `count` epochs of `size` prompts asks, and how often."""
+    tokenizer = Tokenizer.load(folder)
+    return [
+        Counter(
+            tokenizer.decode(prompts.episodes(epoch * size + place, 1)[0])
+            for place in range(size)
+        )
+        for epoch in range(count)
+    ]
+
+
+def test_a_part_of_a_data_set_is_another_one_in_each_epoch(
+    folder: Path, tmp_path: Path
+) -> None:
+    rows = [f"row {number}" for number in range(10)]
+    path = {written(tmp_path / "one.jsonl", rows): 0.5}
+    prompts = Prompts(config_of(folder, {"kwargs": {"path": path}}), folder, "train")
+    first, second, third = epochs(prompts, folder, 5, 3)
+    assert set(first) | set(second) == set(rows)
+    assert first != second
+    assert first == third
+
+
+@pytest.mark.parametrize(
+    ("weight", "size", "count"), [(0.3, 3, 10), (1.3, 13, 10), (0.01, 1, 10)]
+)
+def test_each_row_comes_as_often_as_the_weight_says(
+    folder: Path, tmp_path: Path, weight: float, size: int, count: int
+) -> None:
+    rows = [f"row {number}" for number in range(10)]
+    path = {written(tmp_path / "one.jsonl", rows): weight}
+    prompts = Prompts(config_of(folder, {"kwargs": {"path": path}}), folder, "train")
+    asked = epochs(prompts, folder, size, count)
+    total = sum(asked, Counter())
+    assert set(total) == set(rows)
+    assert set(total.values()) == {size * count // 10}
+    assert all(max(epoch.values()) - min(epoch.values()) <= 1 for epoch in asked)
+
+
+def test_a_part_is_of_the_rows_that_are_short_enough(
+    folder: Path, tmp_path: Path
+) -> None:
+    short = [f"row {number}" for number in range(6)]
+    rows = [*short, *(f"{'z' * 90} {number}" for number in range(14))]
+    path = {written(tmp_path / "one.jsonl", rows): 0.5}
+    env = {"kwargs": {"path": path}, "long_prompts": "drop"}
+    prompts = Prompts(config_of(folder, env), folder, "train")
+    first, second = epochs(prompts, folder, 3, 2)
+    assert first + second == Counter(short)

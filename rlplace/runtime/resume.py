@@ -29,6 +29,8 @@ from rlplace.errors import ConfigError, Problem, ProblemsError, source_of
 from rlplace.placement.plan import Plan
 from rlplace.placement.show.text import render_diff
 from rlplace.placement.show.view import PlanView
+from rlplace.runtime import inputs
+from rlplace.runtime.inputs import INPUTS
 from rlplace.runtime.prepare import Prepared, prepare
 from rlplace.units import clipped
 
@@ -187,12 +189,37 @@ def resumed(job: Prepared) -> Resumed | None:
         raise ConfigError(
             [_other_task(job, checkpoint, key, *differences[key]) for key in task]
         )
-    problems = [*_other_experiment(job, differences), *_over(job, checkpoint)]
+    changed = _changed_inputs(job, checkpoint, differences)
+    problems = [
+        *_other_experiment(job, differences, changed),
+        *_over(job, checkpoint),
+    ]
     if problems:
         raise ConfigError(problems)
-    return Resumed(
-        checkpoint=checkpoint, text=_text(job, checkpoint, differences, mapping)
-    )
+    text = _text(job, checkpoint, differences, mapping, changed)
+    return Resumed(checkpoint=checkpoint, text=text)
+
+
+def _changed_inputs(
+    job: Prepared, checkpoint: Checkpoint, differences: Differences
+) -> Mapping[str, inputs.Change]:
+    """Return key -> what has changed since the checkpoint of the files that the key names: data, models and code.
+
+    Keys in `differences` are left out: they name something else now. A checkpoint of an older version has no record of
+    files.
+    """
+    if INPUTS not in checkpoint.files:
+        return {}
+    code: Mapping[str, type] = {}
+    if isinstance(job.config, OpenConfig):
+        code = job_of(job.config).workers(job.config, job.plan)
+    before = inputs.read(checkpoint.text(INPUTS))
+    changed = inputs.changes(before, inputs.inputs_of(job.mapping, code))
+    return {
+        key: change
+        for key, change in changed.items()
+        if not _is_within(key, tuple(differences))
+    }
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -303,9 +330,24 @@ def _shapes(rules: _Rules, key: str, old: object, new: object) -> bool:
     return averaged or (_is(key, rules.shapes) and not key.endswith(".model.path"))
 
 
-def _other_experiment(job: Prepared, differences: Differences) -> Iterator[Problem]:
+def _other_experiment(
+    job: Prepared,
+    differences: Differences,
+    changed: Mapping[str, inputs.Change] | None = None,
+) -> Iterator[Problem]:
+    """Yield a problem for each key that makes the job another experiment, unless `resume_allow` names the key.
+
+    `differences`: key -> (value in the checkpoint, value in the job). `changed`: key -> what has changed of the files
+    that the key names.
+    """
     allowed = job.config.resume_allow
     rules = _rules(job.config)
+    # Of a custom job, only its workers know what its files mean
+    edited = []
+    for key in changed or {}:
+        told = isinstance(job.config, OpenConfig) or not inputs.decides(key)
+        if not told and not _is_within(key, allowed):
+            edited.append(key)
     shaping = [
         key for key, values in differences.items() if _shapes(rules, key, *values)
     ]
@@ -315,8 +357,9 @@ def _other_experiment(job: Prepared, differences: Differences) -> Iterator[Probl
         if key not in shaping
         and not _safe(rules, key, *values)
         and _is(key, rules.experiment)
-        if not any(key == name or key.startswith(f"{name}.") for name in allowed)
+        and not _is_within(key, allowed)
     ]
+    to_allow = ",".join((*allowed, *refused, *edited))
     for key in (*shaping, *refused):
         old, new = differences[key]
         error = "value"
@@ -335,8 +378,24 @@ def _other_experiment(job: Prepared, differences: Differences) -> Iterator[Probl
             name=key,
             before=_short(old),
             word=override(key, old),
-            allowed=",".join((*allowed, *refused)),
+            allowed=to_allow,
         )
+    for key in edited:
+        assert changed is not None, "what is edited is among what has changed"
+        yield problem(
+            "other-experiment",
+            key,
+            changed[key].file,
+            error="files",
+            source=source_of(key, job.sources),
+            changed=changed[key].what,
+            allowed=to_allow,
+        )
+
+
+def _is_within(key: str, blocks: Sequence[str]) -> bool:
+    """Return whether `key` is one of `blocks`, which are keys, or lies within one of them."""
+    return any(key == block or key.startswith(f"{block}.") for block in blocks)
 
 
 def _other_task(
@@ -398,10 +457,12 @@ def _text(
     checkpoint: Checkpoint,
     differences: Differences,
     mapping: Mapping[str, Any],
+    changed: Mapping[str, inputs.Change],
 ) -> str:
-    """Return a text about the checkpoint, the keys and plans that differ, and the effect of each difference.
+    """Return a text about the checkpoint, the keys, files and plans that differ, and the effect of each difference.
 
     `differences`: key -> (value in the checkpoint, value in the job). `mapping`: the config of the checkpoint.
+    `changed`: key -> what has changed of the files that the key names.
     """
     total = job.config.runner.total_iterations
     lines = [
@@ -418,6 +479,9 @@ def _text(
                 else "        changes the numbers of what follows"
             )
             lines.append(f"    {key}: {_short(old)} -> {_short(new)}{note}")
+    for key, change in changed.items():
+        note = "        changes the numbers of what follows"
+        lines.append(f"    {key}: {change.what}{note}")
     lines += job_of(job.config).resume_notes(job.config, differences)
     if any(key.startswith("cluster.") for key in differences):
         lines += _placements(job, mapping)

@@ -71,6 +71,8 @@ from rlplace.report.timeline import render_timeline
 from rlplace.report.trace import render_trace
 from rlplace.report.trackers import Sink, pages, state_of
 from rlplace.report.typed import Typed
+from rlplace.runtime import inputs
+from rlplace.runtime.inputs import INPUTS
 from rlplace.runtime.saving import Saving
 from rlplace.signals import Signals, Stopped
 from rlplace.workers.launch.cluster import Cluster
@@ -157,6 +159,8 @@ def run(
         texts = {
             CONFIG: yaml.safe_dump(saved_mapping(resolved), sort_keys=False),
             PLAN: json.dumps(render_json(report), indent=1) + "\n",
+            # Sizes and hashes of data, models and code, which a resume compares
+            INPUTS: inputs.written(inputs.inputs_of(resolved, job.workers)),
         }
         for name, text in {
             **texts,

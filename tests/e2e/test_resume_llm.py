@@ -7,6 +7,7 @@ batch. What is saved and loaded is equal to the bit: tests/contract/test_state.p
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -77,3 +78,60 @@ def test_prompts_that_short_rounds_have_left_are_asked_after_a_resume(
     third = [number for number in asked if number in left.values()]
     assert sorted(third) == sorted(left.values())
     assert [line["env/prompts_left"] for line in run.metrics()] == [2, 2, 0, 2]
+
+
+REWARD = "def reward(transcript):\n    return {}\n"
+
+
+def asked(folder: Path) -> tuple[Path, tuple[str, ...]]:
+    """A data set, and a job that asks it and grades answers by code beside it."""
+    data = folder / "rows.jsonl"
+    rows = [json.dumps({"prompt": f"row {n}", "answer": "0"}) for n in range(20)]
+    data.write_text("\n".join(rows))
+    (folder / "changing_reward.py").write_text(REWARD.format("1.0"))
+    job = (
+        "env.task=prompts",
+        f"env.kwargs={{path: {data}}}",
+        "env.rewards=[{name: 'changing_reward:reward'}]",
+        "runner.eval_every=0",
+    )
+    return data, job
+
+
+def test_data_and_code_that_were_edited_are_named_and_refused(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(str(tmp_path))
+    data, task = asked(tmp_path)
+    job = (*INLINE, *tiny(model), *task)
+    first = train("hybrid_grpo_llm", tmp_path, *job, "runner.total_iterations=1")
+    assert first.code == 0, first.err
+    with data.open("a") as rows:
+        rows.write(f"\n{json.dumps({'prompt': 'one more', 'answer': '0'})}")
+    (tmp_path / "changing_reward.py").write_text(REWARD.format("-5.0"))
+    further = ("runner.total_iterations=2", "resume=auto")
+    refused = train("hybrid_grpo_llm", tmp_path, *job, *further)
+    assert refused.code == 2
+    assert refused.err.count("[other-experiment]") == 2
+    assert "changing_reward.py has " in refused.err
+    both = "resume_allow=[env.kwargs.path,env.rewards.name]"
+    assert f"(or on purpose: {both})" in refused.err
+    run = train("hybrid_grpo_llm", tmp_path, *job, *further, both)
+    assert run.code == 0, run.err
+    assert "env.kwargs.path: rows.jsonl has " in run.out
+    assert "changes the numbers of what follows" in run.out
+
+
+def test_the_folder_of_the_model_may_not_change(model: Path, tmp_path: Path) -> None:
+    other = tmp_path / "model"
+    shutil.copytree(model, other)
+    job = (*INLINE, *tiny(other))
+    first = train("hybrid_grpo_llm", tmp_path, *job, "runner.total_iterations=1")
+    assert first.code == 0, first.err
+    settings = json.loads((other / "tokenizer_config.json").read_text())
+    settings["chat_template"] = "{{ messages[0]['content'] }}"
+    (other / "tokenizer_config.json").write_text(json.dumps(settings))
+    further = ("runner.total_iterations=2", "resume=auto")
+    refused = train("hybrid_grpo_llm", tmp_path, *job, *further)
+    assert refused.code == 2
+    assert "tokenizer_config.json has " in refused.err

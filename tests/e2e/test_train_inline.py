@@ -37,7 +37,8 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Finished:
 def test_a_run_leaves_its_config_plan_metrics_policy_and_summary(run: Finished) -> None:
     assert run.code == 0, run.err
     assert run.folder is not None
-    plan = {"plan.txt", "plan.json", "plan.svg", "config.yaml", "run.lock"}
+    plan = {"plan.txt", "plan.json", "plan.svg", "run.lock"}
+    read = {"config.yaml", "inputs.json"}
     measured = {
         "logs",
         "metrics.jsonl",
@@ -48,9 +49,9 @@ def test_a_run_leaves_its_config_plan_metrics_policy_and_summary(run: Finished) 
         "checkpoints",
     }
     shown = {"report.html", "timeline.svg", "trace.json", "command.json", "screen.txt"}
-    assert {path.name for path in run.folder.iterdir()} == plan | measured | shown | {
-        "policy.safetensors"
-    }
+    assert {
+        path.name for path in run.folder.iterdir()
+    } == plan | read | measured | shown | {"policy.safetensors"}
     config = read_config(
         yaml.safe_load((run.folder / "config.yaml").read_text(encoding="utf-8"))
     )

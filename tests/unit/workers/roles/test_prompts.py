@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from rlplace.config.schema import Config
 from rlplace.config.read import read_config
+from rlplace.config.schema import Config
 from rlplace.models.tokenizer import Tokenizer
 from rlplace.workers.roles.prompts import Prompts
 from tests.tiny_tokenizer import tiny_tokenizer

@@ -1,0 +1,295 @@
+"""What a run reads beside its config: data sets, folders of models, and code of the user. What has changed since then?
+
+::
+
+    config ──▶ keys that name a file, a folder or `package.module:Name` ──▶ files ──▶ size and hash of each
+                                                                                          │ inputs.json of a checkpoint
+    the same config at a resume ─────────────────────────────────────────▶ sizes, hashes ─┴▶ what has changed
+"""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import hashlib
+import importlib.util
+import json
+import os
+import re
+import sys
+import sysconfig
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+# Name of the text in a checkpoint that has the sizes and hashes
+INPUTS = "inputs.json"
+# Blocks of a config that have no influence on the numbers of a run
+_WITHOUT_NUMBERS = (
+    "cluster",
+    "runner",
+    "checkpoint",
+    "faults",
+    "memory",
+    "profile",
+    "resume",
+    "resume_allow",
+    "dry_run",
+)
+_CODE = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.-]*")
+# Larger files are compared by their size and by blocks spread over them: models have many gigabytes
+_WHOLE_BYTES = 256 << 20
+_BLOCKS = 64
+_BLOCK_BYTES = 1 << 20
+# Most files of one folder or program that are compared
+_MOST_FILES = 10_000
+# Changed files that a text names
+_NAMED = 4
+
+# Key of the config -> name of a file -> its size and hash
+Inputs = Mapping[str, Mapping[str, str]]
+
+
+def inputs_of(
+    mapping: Mapping[str, Any], code: Mapping[str, type] | None = None
+) -> Inputs:
+    """Return what the run of a config reads: key of the config -> name of each file -> its size and hash.
+
+    `mapping`: the config as plain values. `code`: key -> a class of the user that the config does not name by a text.
+    Paths that do not exist, and code of installed libraries, are left out.
+    """
+    found: dict[str, dict[str, str]] = {}
+    for key, text in _texts(mapping):
+        files: Sequence[tuple[str, Path]] = ()
+        if _CODE.fullmatch(text):
+            files = _program(text.partition(":")[0])
+        elif _names_file(key):
+            files = _files(Path(text).expanduser(), within=not _is_model(key))
+        if files:
+            found.setdefault(key, {}).update(_hashed(files))
+    for key, kind in (code or {}).items():
+        files = _program(kind.__module__)
+        if files:
+            found.setdefault(key, {}).update(_hashed(files))
+    return found
+
+
+def written(inputs: Inputs) -> str:
+    """Return sizes and hashes as the text that a checkpoint keeps."""
+    return json.dumps(inputs, indent=1, sort_keys=True) + "\n"
+
+
+def read(text: str) -> Inputs:
+    """Return the sizes and hashes in the text that a checkpoint keeps."""
+    inputs: Inputs = json.loads(text)
+    return inputs
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Change:
+    """What has changed of the files that one key of a config names.
+
+    `file`: name of the first changed file. `what`: all changes, in words.
+    """
+
+    file: str
+    what: str
+
+
+def changes(before: Inputs, now: Inputs) -> Mapping[str, Change]:
+    """Return key of the config -> what has changed of its files. Keys whose files are as before are left out.
+
+    A key that only one of `before` and `now` has is left out too: the config itself is another one there.
+    """
+    found = {}
+    for key, old in before.items():
+        new = now.get(key)
+        if new is None or new == old:
+            continue
+        names = [
+            name for name in sorted({*old, *new}) if old.get(name) != new.get(name)
+        ]
+        texts = [_change(name, old.get(name), new.get(name)) for name in names[:_NAMED]]
+        if len(names) > _NAMED:
+            texts.append(f"{len(names) - _NAMED} more")
+        found[key] = Change(file=names[0], what=", ".join(texts))
+    return found
+
+
+def _change(name: str, old: str | None, new: str | None) -> str:
+    """Return what has happened to a file, in words. `old`, `new`: its size and hash; None if there was no such file."""
+    if old is None:
+        return f"{name} is new"
+    if new is None:
+        return f"{name} is gone"
+    before = int(old.partition(" ")[0])
+    after = int(new.partition(" ")[0])
+    if before == after:
+        return f"{name} has other content"
+    return f"{name} has {after:,} bytes instead of {before:,}"
+
+
+def decides(key: str) -> bool:
+    """Return whether files of `key` are known to decide what is learned: data sets, models and code of shipped jobs.
+
+    A file that is named by another argument, as of a simulator, may also be one that the run itself writes.
+    """
+    return key in ("env.kwargs.path", "env.eval_kwargs.path") or ".kwargs." not in key
+
+
+# ── the files that a key names ───────────────────────────────────────────────────────────────────────────────────────
+
+
+def _texts(value: Any, key: str = "") -> Iterator[tuple[str, str]]:
+    """Yield (key path, text) for each text in a config. Items of a list have the key path of the list, without numbers.
+
+    The keys of a mapping that are no names, such as paths of data sets with weights, are yielded as texts too.
+    """
+    if isinstance(value, str):
+        yield key, value
+    elif isinstance(value, Mapping):
+        for name, below in value.items():
+            if not key and name in _WITHOUT_NUMBERS:
+                continue
+            if not str(name).isidentifier():
+                yield key, str(name)
+                continue
+            yield from _texts(below, f"{key}.{name}" if key else str(name))
+    elif isinstance(value, Sequence):
+        for below in value:
+            yield from _texts(below, key)
+
+
+def _names_file(key: str) -> bool:
+    """Return whether a text at `key` may be the path of a file that the run reads."""
+    return key.endswith(".path") or "kwargs." in key
+
+
+def _is_model(key: str) -> bool:
+    return key.endswith("model.path")
+
+
+def _files(path: Path, *, within: bool) -> list[tuple[str, Path]]:
+    """Return (name, path) of a file, or of each file in a folder; [] if the path does not exist.
+
+    `within`: whether folders within the folder count. Names of hidden files begin with a dot; they are left out.
+    """
+    if path.is_file():
+        return [(path.name, path)]
+    if not path.is_dir():
+        return []
+    found = []
+    pattern = "**/*" if within else "*"
+    for file in path.glob(pattern):
+        name = file.relative_to(path)
+        if file.is_file() and not any(part.startswith(".") for part in name.parts):
+            found.append((str(name), file))
+        if len(found) == _MOST_FILES:
+            break
+    return sorted(found)
+
+
+def _program(module: str) -> list[tuple[str, Path]]:
+    """Return (name, path) of the file of a module, and of all modules that it imports from the same place.
+
+    Return [] for a module that cannot be found, and for modules of installed libraries and of rlplace.
+    """
+    file = _file_of(module)
+    if file is None:
+        return []
+    # The folder from which the outermost package is imported
+    root = file.parent
+    above = 0 if module == "__main__" else module.count(".")
+    if file.name == "__init__.py":
+        above += 1
+    for _ in range(above):
+        root = root.parent
+    if _installed(root):
+        return []
+    found: dict[Path, None] = {}
+    left = [file]
+    while left and len(found) < _MOST_FILES:
+        one = left.pop()
+        if one in found:
+            continue
+        found[one] = None
+        left += _imported(one, root)
+    return sorted((str(one.relative_to(root)), one) for one in found)
+
+
+def _file_of(module: str) -> Path | None:
+    """Return the source file of a module of the user; None if there is none."""
+    if module.partition(".")[0] == "rlplace":
+        return None
+    loaded = getattr(sys.modules.get(module), "__file__", None)
+    if loaded is None:
+        try:
+            spec = importlib.util.find_spec(module)
+        except (ImportError, AttributeError, ValueError):
+            return None
+        if spec is None:
+            return None
+        loaded = spec.origin
+    if loaded is None or not loaded.endswith(".py") or not os.path.isfile(loaded):
+        return None
+    return Path(loaded).absolute()
+
+
+def _installed(root: Path) -> bool:
+    """Return whether modules in the folder `root` are those of Python or of an installed library."""
+    paths = sysconfig.get_paths()
+    places = {Path(paths[name]).absolute() for name in ("purelib", "platlib", "stdlib")}
+    return root in places
+
+
+def _imported(file: Path, root: Path) -> Iterator[Path]:
+    """Yield the files of all modules below the folder `root` that the program in `file` imports, wherever it does."""
+    try:
+        tree = ast.parse(file.read_bytes())
+    except (OSError, SyntaxError, ValueError, RecursionError):
+        return
+    package = file.parent.relative_to(root).parts
+    for node in ast.walk(tree):
+        names: list[tuple[str, ...]] = []
+        if isinstance(node, ast.Import):
+            names = [tuple(alias.name.split(".")) for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            above = package[: len(package) - (node.level - 1)] if node.level else ()
+            within = tuple(node.module.split(".")) if node.module else ()
+            names = [(*above, *within)]
+            names += [(*above, *within, alias.name) for alias in node.names]
+        for name in names:
+            if name and name[0] != "rlplace":
+                yield from _of_module(name, root)
+
+
+def _of_module(name: Sequence[str], root: Path) -> Iterator[Path]:
+    """Yield the files of a module below `root`: its own, and the `__init__.py` of each package that it is in."""
+    for length in range(1, len(name) + 1):
+        place = root.joinpath(*name[:length])
+        for file in (place / "__init__.py", place.with_name(f"{place.name}.py")):
+            if file.is_file():
+                yield file
+
+
+def _hashed(files: Sequence[tuple[str, Path]]) -> Iterator[tuple[str, str]]:
+    """Yield (name, size and hash) of each file that can be read."""
+    for name, file in files:
+        try:
+            yield name, f"{file.stat().st_size} {_hash(file)}"
+        except OSError:
+            continue
+
+
+def _hash(file: Path) -> str:
+    """Return the SHA-256 of a file; of a large file, that of blocks which are spread over it. Raises OSError."""
+    with file.open("rb") as content:
+        size = os.fstat(content.fileno()).st_size
+        if size <= _WHOLE_BYTES:
+            return hashlib.file_digest(content, "sha256").hexdigest()
+        digest = hashlib.sha256()
+        for block in range(_BLOCKS):
+            # The first block begins the file, and the last one ends it
+            content.seek((size - _BLOCK_BYTES) * block // (_BLOCKS - 1))
+            digest.update(content.read(_BLOCK_BYTES))
+        return digest.hexdigest()

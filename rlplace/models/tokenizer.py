@@ -15,6 +15,7 @@ from __future__ import annotations
 import datetime
 import functools
 import json
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -66,6 +67,8 @@ class Tokenizer:
                 self._special[name] = text
         self.chat_template = _chat_template(folder, config)
         self._template: jinja2.Template | None = None
+        # Finds special tokens in a text; made when it is first needed
+        self._special_texts: re.Pattern[str] | None = None
         # Ids that end an answer: those of generation_config.json and config.json, and the end of text
         stops: list[int] = []
         for name in ("generation_config.json", "config.json"):
@@ -98,14 +101,20 @@ class Tokenizer:
         library.no_truncation()
         return cls(library, folder)
 
-    def stops(self, texts: Sequence[str]) -> tuple[tuple[int, ...], tuple[str, ...]]:
+    def stops(
+        self, texts: Sequence[str], *, chat: bool = False
+    ) -> tuple[tuple[int, ...], tuple[str, ...]]:
         """Return the token ids that end an answer, and the texts that end an answer.
 
         `texts`: the stop texts of the job. The ids are the model's own stop tokens, and the tokens of those stop texts
-        that are special tokens. The returned texts are all other stop texts.
+        that are special tokens. The returned texts are all other stop texts. `chat`: whether prompts are chats; then
+        the token by which the chat template ends a turn is a stop token too, whatever the model's files say.
         """
         special = self._without_text
         ids = list(self.stop_token_ids)
+        end = self._end_of_turn if chat else None
+        if end is not None:
+            ids.append(end)
         others = []
         for text in texts:
             if text in special:
@@ -135,6 +144,31 @@ class Tokenizer:
         return without
 
     @property
+    def _end_of_turn(self) -> int | None:
+        """Id of the special token that the chat template writes behind an answer; None if it writes no such token."""
+        if self.chat_template is None:
+            return None
+        chat = [Message("user", "-"), Message("assistant", _ANSWER)]
+        try:
+            rendered = self.render(chat, answered=True)
+        except ConfigError:  # the prompts of the job may be other messages
+            return None
+        behind = rendered.rpartition(_ANSWER)[2].lstrip()
+        tokens = self.encode(behind)
+        if not behind or not len(tokens):
+            return None
+        first = int(tokens[0])
+        return first if first in self._without_text.values() else None
+
+    def special_in(self, text: str) -> str | None:
+        """Return the first special token in `text`, such as `<|im_end|>`, which is encoded as one; None without one."""
+        if self._special_texts is None:
+            tokens = [re.escape(token) for token in self._without_text]
+            self._special_texts = re.compile("|".join(tokens) or r"(?!)")
+        found = self._special_texts.search(text)
+        return found and found[0]
+
+    @property
     def size(self) -> int:
         """Number of tokens in the vocabulary, added tokens included."""
         return int(self._library.get_vocab_size(with_added_tokens=True))
@@ -151,9 +185,28 @@ class Tokenizer:
         Raises ConfigError for a text with half of a character (a surrogate), as from bytes that were decoded with
         `surrogateescape`.
         """
+        return np.array(self._encoded(text, special=special).ids, np.int32)
+
+    def encode_beginning(self, text: str) -> Tokens:
+        """Return the token ids of a text that goes on, with the tokens that the tokenizer puts before a whole text.
+
+        Those that the tokenizer puts behind a whole text, such as the end of text, are left out. The first token is not
+        put before a text that begins with it already. Raises ConfigError as `encode` does.
+        """
+        # Tokens before and behind any text, and the text
+        around = list(self._encoded("-", special=True).special_tokens_mask)
+        before = around.index(0)
+        behind = around[::-1].index(0)
+        ids = list(self._encoded(text, special=True).ids)
+        ids = ids[: len(ids) - behind]
+        if before and ids[before - 1 : before] == ids[before : before + 1]:
+            del ids[before]
+        return np.array(ids, np.int32)
+
+    def _encoded(self, text: str, *, special: bool) -> Any:
+        """Return what the library makes of a text. `special`: as in `encode`."""
         try:
-            encoded = self._library.encode(text, add_special_tokens=special)
-            return np.array(encoded.ids, np.int32)
+            return self._library.encode(text, add_special_tokens=special)
         except TypeError as error:
             raise config_error("no-text", "env.task", ascii(text)[:400]) from error
 
@@ -281,9 +334,32 @@ class Chat:
         self._system = [] if system is None else [Message("system", system)]
 
     def first(self, prompt: Prompt) -> Tokens:
-        """Return the tokens of a prompt, up to the point where the first answer begins."""
+        """Return the tokens of a prompt, up to the place where the first answer begins.
+
+        If the last message is of the assistant, the answer continues this message. Raises ConfigError if both the job
+        and the prompt have a system message, or if the template does not show the message that is to be continued.
+        """
         messages = [Message("user", prompt)] if isinstance(prompt, str) else prompt
-        return self._tokenizer.encode(self._render([*self._system, *messages]))
+        if self._system and any(message.role == "system" for message in messages):
+            raise config_error("two-system-messages", "env.system", "system, system")
+        chat = [*self._system, *messages]
+        if chat[-1].role != "assistant":
+            return self._tokenizer.encode(self._render(chat))
+        # An empty message of the assistant is an answer that has not begun
+        begun = chat[-1].text
+        if not begun.strip():
+            return self._tokenizer.encode(self._render(chat[:-1]))
+        rendered = self._tokenizer.render(
+            chat, answered=True, arguments=self._arguments
+        )
+        before, found, after = rendered.rpartition(begun.strip())
+        if not found:
+            got = repr(rendered[-200:])
+            raise config_error("chat-template-refused", _KEY, got, error="continued")
+        # Some templates cut blanks at the end of a message
+        blanks = begun[len(begun.rstrip()) :]
+        kept = blanks if after.startswith(blanks) else ""
+        return self._tokenizer.encode(before + found + kept)
 
     def reply(self, answer: Tokens, text: str) -> Tokens:
         """Return the tokens between an answer and the next answer: the end of the answer's turn, and the reply `text`.
@@ -328,7 +404,7 @@ class PlainText:
             parts.append(prompt)
         else:
             parts += [message.text for message in prompt]
-        return self._tokenizer.encode("\n".join(parts), special=True)
+        return self._tokenizer.encode_beginning("\n".join(parts))
 
     def reply(self, answer: Tokens, text: str) -> Tokens:
         """Return the tokens of the reply `text`, with a line break before and after it. `answer` is not used."""

@@ -13,7 +13,7 @@ from rlplace import codes
 from rlplace.config.blocks.language_model import LanguageModelJobConfig
 from rlplace.envs.registry import make_task
 from rlplace.envs.text import Image, Split, TextEpisode
-from rlplace.envs.text.contract import NoPrompt
+from rlplace.envs.text.contract import NoPrompt, Prompt
 from rlplace.envs.text.rows import Epochs, Share
 from rlplace.errors import ConfigError, Problem, Source
 from rlplace.models.tokenizer import Chat, PlainText, Tokenizer
@@ -26,6 +26,7 @@ _OPENED = re.compile(
     r"[<\[](?:think(?:ing)?|thoughts?|reason(?:ing)?|analysis|scratchpad|answer|solution)[>\]]\s{0,8}$",
     re.IGNORECASE,
 )
+_SHOWN = 200  # characters of a prompt that an error shows
 _TRIES = 100  # draws of an endless task before the error that no prompt is short enough
 # offset between the numbers of redraws; larger than any run's number of prompts
 _APART = 1 << 23
@@ -172,7 +173,11 @@ class Prompts:
         `size`: number of rows of the task. Raises ConfigError if all prompts are too long, or if any prompt is too long
         and the config does not allow to drop long prompts.
         """
-        lengths = [len(self._begun(row, 1)[0]) for row in range(size)]
+        lengths = []
+        for row in range(size):
+            tokens, _, episodes = self._begun(row, 1)
+            self._check_special(row, episodes[0].prompt)
+            lengths.append(len(tokens))
         fitting = [row for row, length in enumerate(lengths) if length <= self._longest]
         self.dropped = size - len(fitting)
         if not fitting or (self.dropped and not self._drop):
@@ -180,6 +185,29 @@ class Prompts:
             got = f"{self.dropped} of {size} prompts; the longest, number {lengths.index(most)}, has {most} tokens"
             raise self._too_long(got, most, self._place(lengths.index(most)))
         return fitting
+
+    def _check_special(self, row: int, prompt: Prompt) -> None:
+        """Raise NoPrompt if a message of a chat has a special token in its text, which would end the message.
+
+        `row`: number of the prompt in the task. Prompts that are not chats may be rendered chats.
+        """
+        if isinstance(self.conversation, PlainText):
+            return
+        if isinstance(prompt, str):
+            texts = [prompt]
+        else:
+            texts = [message.text for message in prompt]
+        for text in texts:
+            token = self.tokenizer.special_in(text)
+            if token is not None:
+                found = codes.problem(
+                    "special-token-in-prompt",
+                    "env.chat",
+                    f"prompt {row}: {text!r}"[:_SHOWN],
+                    source=self._place(row),
+                    token=token,
+                )
+                raise NoPrompt([found])
 
     def _unseen(self, shown: Sequence[Image]) -> ConfigError:
         return codes.config_error(

@@ -425,7 +425,7 @@ class TextRolloutWorker(RolloutWorker):
         """Return the settings of the generation engine, from the config and the tokenizer."""
         job = self.config
         stop_token_ids, stop_texts = Tokenizer.load(job.model).stops(
-            job.config.rollout.stop
+            job.config.rollout.stop, chat=job.config.env.chat
         )
         rollout = job.config.rollout
         runner = job.config.runner

@@ -542,10 +542,16 @@ def retokenized(job: TextArguments, folder: Path) -> Callable[[Sample], Tokens]:
 
 
 def conversation(transcript: Transcript, system: str | None = None) -> list[Message]:
+    """Return the messages of a finished episode: system text, prompt, answers and replies.
+
+    If the prompt ends with a message of the assistant, the first answer continues this message.
+    """
     prompt = transcript.prompt
     messages = [] if system is None else [Message("system", system)]
     messages += [Message("user", prompt)] if isinstance(prompt, str) else prompt
     for answer, reply in itertools.zip_longest(transcript.answers, transcript.replies):
+        if messages and messages[-1].role == "assistant":
+            answer = f"{messages.pop().text}{answer}"
         messages.append(Message("assistant", answer))
         messages += [] if reply is None else [Message("user", reply)]
     return messages

@@ -8,6 +8,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tokenizers import Tokenizer as Library
+from tokenizers.processors import TemplateProcessing
 
 from rlplace.envs.text import Message
 from rlplace.errors import ConfigError
@@ -22,6 +24,8 @@ TEXTS = [
     "a <eos> in the text <turn>",
     "x" * 300,
 ]
+PAD = 0  # token id of <pad>
+
 CHATS = {
     "one": [Message("user", "What is 1 + 2?")],
     "system": [Message("system", "Be brief."), Message("user", "Hi\n")],
@@ -277,6 +281,91 @@ def test_special_tokens_end_an_answer_by_themselves_and_texts_wherever_they_are_
             if any(t in tokenizer.decode(tokens[:n]) for t in texts._texts)
         ]
         assert found == (whole[0] if whole else None)
+
+
+IM = (
+    "{% for m in messages %}<turn>{{ m['role'] }}\n{{ m['content'] }}<pad>\n{% endfor %}"
+    "{% if add_generation_prompt %}<turn>assistant\n{% endif %}"
+)
+
+
+@pytest.mark.parametrize(
+    ("template", "more"),
+    [
+        (IM, (PAD,)),
+        (IM.replace("<pad>", " <pad>"), (PAD,)),  # blanks before it
+        (IM.replace("<pad>", ""), ()),  # nothing ends a turn
+        (IM.replace("<pad>", "###"), ()),  # no special token
+        ("{{ raise_exception('no') }}", ()),
+        (None, ()),
+    ],
+)
+def test_the_token_by_which_the_template_ends_a_turn_ends_an_answer(
+    tmp_path: Path, template: str | None, more: tuple[int, ...]
+) -> None:
+    tokenizer = with_template(tmp_path, template)
+    assert tokenizer.stops((), chat=True) == ((END, *more), ())
+    assert tokenizer.stops((), chat=False) == ((END,), ())
+
+
+@pytest.mark.parametrize(
+    ("begun", "kept"),
+    [("The answer is", "The answer is"), ("so: ", "so: "), ("\n", "")],
+)
+def test_an_answer_continues_a_last_message_of_the_assistant(
+    tokenizer: Tokenizer, begun: str, kept: str
+) -> None:
+    chat = Chat(tokenizer, system=None)
+    prompt = [Message("user", "1 + 2?"), Message("assistant", begun)]
+    text = tokenizer.decode(chat.first(prompt), special=True)
+    assert text == f"<turn>user: 1 + 2?<eos>\n<turn>assistant: {kept}"
+
+
+def test_a_template_that_cuts_blanks_continues_without_them(tmp_path: Path) -> None:
+    trimmed = CHAT.replace("m['content']", "m['content'] | trim")
+    chat = Chat(with_template(tmp_path, trimmed), system=None)
+    prompt = [Message("user", "?"), Message("assistant", " so: ")]
+    text = chat._tokenizer.decode(chat.first(prompt), special=True)
+    assert text == "<turn>user: ?<eos>\n<turn>assistant: so:"
+
+
+def test_a_message_that_the_template_does_not_show_cannot_be_continued(
+    tmp_path: Path,
+) -> None:
+    chat = Chat(with_template(tmp_path, "{{ messages[0].content }}"), system=None)
+    with pytest.raises(ConfigError, match="is to be continued") as caught:
+        chat.first([Message("user", "?"), Message("assistant", "so")])
+    assert caught.value.codes == ("chat-template-refused",)
+
+
+def test_a_second_system_message_is_refused(tokenizer: Tokenizer) -> None:
+    prompt = [Message("system", "Be kind."), Message("user", "?")]
+    with pytest.raises(ConfigError) as caught:
+        Chat(tokenizer, system="Be brief.").first(prompt)
+    assert caught.value.codes == ("two-system-messages",)
+    text = tokenizer.decode(Chat(tokenizer, system=None).first(prompt))
+    assert text.count("system") == 1
+
+
+def test_a_prompt_begins_as_the_tokenizer_says_and_does_not_end(tmp_path: Path) -> None:
+    folder = tiny_tokenizer(tmp_path)
+    library = Library.from_file(str(folder / "tokenizer.json"))
+    special = [("<turn>", 2), ("<eos>", END)]
+    library.post_processor = TemplateProcessing(
+        single="<turn> $A <eos>", special_tokens=special
+    )
+    library.save(str(folder / "tokenizer.json"))
+    tokenizer = Tokenizer.load(folder)
+    plain = PlainText(tokenizer, system=None)
+    for text, shown in (
+        ("1 + 2", "<turn>1 + 2"),
+        ("<turn>1 + 2", "<turn>1 + 2"),  # not twice
+        ("1 + 2<eos>", "<turn>1 + 2<eos>"),  # the row's own
+        ("", "<turn>"),
+    ):
+        assert tokenizer.decode(plain.first(text), special=True) == shown
+    whole = tokenizer.encode("1 + 2", special=True)
+    assert tokenizer.decode(whole, special=True) == "<turn>1 + 2<eos>"
 
 
 def test_plain_text(tmp_path: Path) -> None:

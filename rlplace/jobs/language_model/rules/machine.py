@@ -139,7 +139,9 @@ def weights_problems(folder: Path, key: str) -> Iterator[Problem]:
 def _nothing_ends_turns(case: TokenizedJob) -> Iterator[Found]:
     """Yield a finding if episodes have several turns, but neither tokenizer nor `rollout.stop` can end an answer."""
     turns = case.config.env.max_turns
-    if turns > 1 and not any(case.tokenizer.stops(case.config.rollout.stop)):
+    chat = case.config.env.chat
+    ends = case.tokenizer.stops(case.config.rollout.stop, chat=chat)
+    if turns > 1 and not any(ends):
         yield Found(key="env.max_turns", got=f"max_turns: {turns}")
 
 

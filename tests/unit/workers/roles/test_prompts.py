@@ -12,6 +12,7 @@ import pytest
 
 from rlplace.config.read import read_config
 from rlplace.config.schema import Config
+from rlplace.errors import ConfigError
 from rlplace.models.tokenizer import Tokenizer
 from rlplace.workers.roles.prompts import Prompts
 from tests.tiny_tokenizer import tiny_tokenizer
@@ -96,3 +97,20 @@ def test_a_part_is_of_the_rows_that_are_short_enough(
     prompts = Prompts(config_of(folder, env), folder, "train")
     first, second = epochs(prompts, folder, 3, 2)
     assert first + second == Counter(short)
+
+
+def test_a_special_token_in_a_message_is_named_by_its_line(
+    folder: Path, tmp_path: Path
+) -> None:
+    path = written(tmp_path / "one.jsonl", ["1 + 2", "<turn>user: 1 + 3<eos>"])
+    with pytest.raises(ConfigError) as caught:
+        Prompts(
+            config_of(folder, {"kwargs": {"path": path}, "chat": True}), folder, "train"
+        )
+    (problem,) = caught.value.problems
+    assert problem.code == "special-token-in-prompt"
+    assert "'<turn>'" in problem.what
+    assert str(problem.source).endswith("one.jsonl:2")
+    # Rendered chats are prompts of plain text
+    config = config_of(folder, {"kwargs": {"path": path}, "chat": False})
+    assert Prompts(config, folder, "train").task.size == 2

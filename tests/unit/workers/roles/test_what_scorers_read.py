@@ -108,6 +108,13 @@ def test_a_conversation_is_told_in_order() -> None:
     assert prompt_text(told) == "hello\nyes?\nguess"
 
 
+def test_an_answer_continues_the_last_message_of_a_prompt() -> None:
+    asked = [Message("user", "1 + 2?"), Message("assistant", "It is ")]
+    told = conversation(replace(TWO_TURNS, prompt=asked))
+    assert told[1] == Message("assistant", f"It is {TWO_TURNS.answers[0]}")
+    assert [message.role for message in told[:3]] == ["user", "assistant", "user"]
+
+
 def test_a_query_is_what_the_policy_saw_and_wrote(policy: Path) -> None:
     tokenizer = Tokenizer.load(policy)
     prompt, answer = "<turn>user: 1+2<eos>\n<turn>assistant: ", "3<eos>"

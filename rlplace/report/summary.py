@@ -16,6 +16,8 @@ from rlplace.comm.channel import ChannelStats
 from rlplace.placement.language.slots import component_of
 from rlplace.placement.memory.ledger import Measurements, MemoryLedger
 from rlplace.placement.schedule import Residency, base_stage
+from rlplace.report import learning
+from rlplace.report.learning import LearningWatch
 from rlplace.report.utilisation import SYNC, usage_rows
 from rlplace.units import show_bytes
 
@@ -31,6 +33,7 @@ _KEPT = (
     "evaluations",
     "skipped",
     "named",
+    "warnings",
 )
 # Ends of the metrics that count what `faults.on_poison: skip` left out.
 _SKIPPED = ("/poisoned", "/skipped_steps")
@@ -49,6 +52,7 @@ class Measures:
     `episodes`: metric with the number of episodes behind the score; None: an iteration counts as one episode.
     `window`: number of latest episodes in the mean return, rounded up to whole iterations.
     `steps`: name of a run's steps in summary.json. `counts`: key of summary.json -> metric to sum up for it.
+    `signs`: signs that nothing is learned, of which the run warns.
     """
 
     score: str
@@ -57,6 +61,7 @@ class Measures:
     window: int = 1
     steps: str
     counts: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    signs: Sequence[learning.Name] = tuple(sign.name for sign in learning.SIGNS)
 
 
 SIMULATED = Measures(
@@ -87,7 +92,7 @@ class Progress:
     episodes) of the latest iterations, as many as the window needs. `evaluations`: policy version -> mean reward of
     held-out prompts. `skipped`: metric -> how many rows, samples or steps were skipped because a number was not finite.
     `named`: records of the first skipped items, as in summary.json. `earlier_s`: seconds of the earlier commands of a
-    resumed run.
+    resumed run. `watch`: warns if nothing is learned.
     """
 
     measures: Measures
@@ -103,6 +108,19 @@ class Progress:
     skipped: dict[str, int] = dataclasses.field(default_factory=dict)
     named: list[dict[str, Any]] = dataclasses.field(default_factory=list)
     earlier_s: float = 0.0
+    watch: LearningWatch = dataclasses.field(init=False)
+
+    def __post_init__(self) -> None:
+        self.watch = LearningWatch(self.measures.signs)
+
+    @property
+    def warnings(self) -> list[dict[str, object]]:
+        """The warnings that nothing is learned, as in summary.json."""
+        return self.watch.warnings
+
+    @warnings.setter
+    def warnings(self, warnings: list[dict[str, object]]) -> None:
+        self.watch.restore(warnings)
 
     @property
     def wall_s(self) -> float:
@@ -260,6 +278,7 @@ def summary(progress: Progress, folder: Path) -> dict[str, Any]:
         f"{steps}_per_s": speed,
         "seconds": seconds,
         "skipped": {"counts": progress.skipped, "events": progress.named},
+        "warnings": progress.warnings,
         "overhead_share": overhead,
         "folder": str(folder),
     }
@@ -357,6 +376,7 @@ def summary_text(report: Mapping[str, Any]) -> str:
     # What did not go as planned.
     rows += _fault_rows(report.get("faults", {}))
     rows += _skipped_rows(report.get("skipped", {}))
+    rows += [("warning", str(each["text"])) for each in report.get("warnings", ())]
     rows += _wait_rows(report.get("waits", {}))
     rows += _memory_rows(report.get("memory", {}))
 

@@ -709,6 +709,8 @@ def _train(
             observed.add(loop.log.iterations[-1], numbers)
         job.job.count(config, progress, numbers)
         progress.add_skipped(numbers, loop.notes, iteration=at + 1)
+        if warning := progress.watch.add(numbers, progress.iterations):
+            _tell(f"warning: {warning.render()}")
         for remark in job.job.remarks(numbers, loop.notes):
             if remark not in remarked:
                 remarked.add(remark)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -24,6 +25,7 @@ from rlplace.jobs.language_model.memory import read_again, with_share
 from rlplace.jobs.language_model.rules.machine import launch_problems
 from rlplace.jobs.language_model.rules.own_engine import own_engine_problems
 from rlplace.jobs.language_model.rules.planned import plan_problems
+from rlplace.jobs.language_model.rules.signal import compares_groups
 from rlplace.jobs.notes import learning_rate_notes
 from rlplace.jobs.variants import check_variant
 from rlplace.placement.counts import Count
@@ -168,7 +170,11 @@ class LanguageModelJob(Job):
         return iteration.work(needs)
 
     def measures(self, config: LanguageModelJobConfig) -> Measures:
-        return TEXT
+        if compares_groups(config):
+            return TEXT
+        # Groups of equal rewards are learned from, too
+        signs = [name for name in TEXT.signs if name != "equal-groups"]
+        return dataclasses.replace(TEXT, signs=signs)
 
     def console(self, config: LanguageModelJobConfig, plan_: Plan) -> Console:
         if "infer" in map(base_stage, plan_.schedule.stages):

@@ -36,6 +36,7 @@ from rlplace.trajectory import Array, Trajectory
 from rlplace.workers.arguments import TRAJECTORIES, SimulatorArguments, WorkerArguments
 from rlplace.workers.roles.episodes import Episodes, read
 from rlplace.workers.roles.oracle import ChannelOracle, Decided, DirectOracle, Oracle
+from rlplace.workers.roles.used_range import UsedRange
 from rlplace.workers.saving import FilesBehind
 from rlplace.workers.worker import MoveReport, RoleWorker, WorkerContext
 
@@ -295,6 +296,8 @@ class VectorEnvWorker(EnvWorker):
         self._behind = FilesBehind(context)
         self._opened.callback(self._behind.close)
         self._groups: list[StageGroup] = []
+        # The part of the action bounds that was used since the start
+        self._used = UsedRange(self.config.spaces.actions)
         # Descriptions of the steps skipped in this iteration
         self._poison: list[str] = []
         self._rows = config.env.total_num_envs // context.world_size
@@ -349,6 +352,7 @@ class VectorEnvWorker(EnvWorker):
             )
         self._send(recording)
         watch.lap("put", steps * self._rows)
+        self._used.add(recording.actions)
         returns = recording.episode_returns
         lengths = recording.episode_lengths
         episodes = len(returns)
@@ -365,6 +369,7 @@ class VectorEnvWorker(EnvWorker):
                 if poisoned
                 else {}
             ),
+            **self._used.metrics(),
             **watch.metrics("env"),
         }
 

@@ -14,6 +14,7 @@ from rlplace.jobs.language_model.rules import (
     parallel,
     sampling,
     scorers,
+    signal,
     trained,
 )
 from rlplace.jobs.language_model.rules.case import PlannedJob
@@ -37,3 +38,4 @@ def plan_problems(config: LanguageModelJobConfig, plan: Plan) -> Iterator[Proble
     yield from broken(images.RULES, case)
     yield from broken(engines.RULES, config)
     yield from broken(sampling.RULES, config)
+    yield from broken(signal.RULES, config)

@@ -31,7 +31,7 @@ def at_home(path: str) -> str:
 
 
 def with_homes(mapping: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a copy of a config with `~` expanded in all values that begin with `~/` or `~name/`.
+    """Return a copy of a config with `~` expanded in all values and names that begin with `~/` or `~name/`.
 
     Values of keys that are texts instead of paths, such as `rollout.stop`, are not changed.
     """
@@ -42,8 +42,12 @@ def _expanded(value: Any, key: str) -> Any:
     if key in _TEXTS:
         return value
     if isinstance(value, Mapping):
+        # Names may be paths too, as of data sets with their weights
         return {
-            name: _expanded(below, f"{key}.{name}") for name, below in value.items()
+            at_home(name) if isinstance(name, str) else name: _expanded(
+                below, f"{key}.{name}"
+            )
+            for name, below in value.items()
         }
     if isinstance(value, list):
         return [_expanded(each, key) for each in value]

@@ -122,3 +122,17 @@ def test_an_option_with_its_value_may_be_there_too(home: Path) -> None:
     parser = OptionParser("x")
     parser.add_argument("--out")
     assert parser.parse_args(["--out=~/x"]).out == f"{home}/x"
+
+
+def test_a_data_set_with_a_weight_may_be_in_the_home(home: Path) -> None:
+    kwargs = {"path": {"~/rows.jsonl": 0.5, "other.jsonl": 1}}
+    config = with_homes({"env": {"kwargs": kwargs}})
+    expected = {f"{home}/rows.jsonl": 0.5, "other.jsonl": 1}
+    assert config["env"]["kwargs"]["path"] == expected
+    file = home / "mine.yaml"
+    file.write_text(
+        "defaults: [hybrid_grpo_llm, _self_]\n"
+        "env: {task: prompts, kwargs: {path: {~/rows.jsonl: 0.5}}}\n"
+    )
+    read = config_of(str(file))
+    assert read.text_env.kwargs["path"] == {f"{home}/rows.jsonl": 0.5}

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from typing import Any
 
-from rlplace.errors import Source, source_of
+from rlplace.errors import Problem, Source, source_of
 
 _VARIABLE = re.compile(r"\$\{oc\.env:\s*([^,{}\s]+)\s*(?:,[^{}]*)?\}")
 
@@ -38,6 +40,64 @@ def of_environment(
     if source is None:
         return {}
     return {key: dataclasses.replace(source, written=written)}
+
+
+def with_numbers(
+    mapping: Mapping[str, Any],
+    sources: Mapping[str, Source],
+    problems: Sequence[Problem],
+) -> dict[str, Any] | None:
+    """Return a copy of a config in which texts of environment variables are numbers and switches where these are due.
+
+    Return None if that changes nothing. `problems`: the problems of the config as it is; a key counts if its type is
+    wrong, it comes from an environment variable, and the variable's text is a number, `true` or `false`.
+    """
+    changed = copy.deepcopy(dict(mapping))
+    found = False
+    for problem in problems:
+        source = sources.get(problem.key)
+        # A key that takes a number or a word says that the text is no such word
+        due = problem.code in ("wrong-type", "unknown-choice")
+        if not due or source is None or source.written is None:
+            continue
+        *above, last = _steps(problem.key)
+        block: Any = changed
+        for step in above:
+            block = _below(block, step)
+        value = _plain(_below(block, last))
+        if value is not None:
+            block[last] = value
+            found = True
+    return changed if found else None
+
+
+def _steps(key: str) -> list[str | int]:
+    """Return the names and the places in lists of a key path: `a.b[1]` -> ["a", "b", 1]."""
+    parts = re.findall(r"[^.\[\]]+", key)
+    return [int(part) if part.isdecimal() else part for part in parts]
+
+
+def _below(block: Any, step: str | int) -> Any:
+    """Return the value at a name in a mapping, or at a place in a list; None if there is none."""
+    if isinstance(block, Mapping):
+        return block.get(step)
+    if isinstance(block, list) and isinstance(step, int) and step < len(block):
+        return block[step]
+    return None
+
+
+def _plain(text: Any) -> int | float | bool | None:
+    """Return the number or the switch that a text stands for; None if it stands for neither."""
+    if not isinstance(text, str):
+        return None
+    word = text.strip()
+    if word.lower() in ("true", "false"):
+        return word.lower() == "true"
+    if re.fullmatch(r"[+-]?\d+", word):
+        return int(word)
+    if re.fullmatch(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?", word):
+        return float(word)
+    return None
 
 
 def decoded(leaf: str, variable: str, fits: bool) -> str:

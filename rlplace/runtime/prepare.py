@@ -18,6 +18,7 @@ from typing import Any
 from rlplace.codes import problem
 from rlplace.config.compose import Composed
 from rlplace.config.found import value_at
+from rlplace.config.from_environment import with_numbers
 from rlplace.config.keys import PLACEMENT
 from rlplace.config.open_job import OpenConfig
 from rlplace.config.schema import Config
@@ -131,6 +132,10 @@ def prepare(
     """
     places = sources or {}
     config, wrong = try_job(mapping, places)
+    # Variables of the environment are texts; a number is due in some places
+    if wrong and (numbers := with_numbers(mapping, places, wrong)) is not None:
+        mapping = numbers
+        config, wrong = try_job(mapping, places)
     if config is None or wrong:
         raise ConfigError([*wrong, *_misplaced(mapping, wrong, places)])
     job = job_of(config)

@@ -7,7 +7,9 @@ from pathlib import Path
 import pytest
 
 from rlplace.config import compose
+from rlplace.config.from_environment import with_numbers
 from rlplace.config.read import read_config
+from rlplace.contract.reading import try_job
 from rlplace.errors import ConfigError, Problem
 
 MINE = """
@@ -88,3 +90,47 @@ def test_a_variable_that_is_not_set_is_named(
         problem.fix
         == "export N=<a value>        (or total_iterations: ${oc.env:N,<a default>})"
     )
+
+
+@pytest.mark.parametrize(
+    ("key", "text", "value"),
+    [
+        ("runner.total_iterations", "7", 7),
+        ("runner.total_iterations", " +7 ", 7),
+        ("actor.optimizer.lr", "1e-3", 1e-3),
+        ("actor.optimizer.lr", "1", 1),
+        ("checkpoint.on_signal", "False", False),
+        ("cluster.accelerators_per_node", "4", 4),  # or a word
+        ("env.id", "1", "1"),  # a text is due
+        ("actor.model.hidden[1]", "32", 32),
+    ],
+)
+def test_a_number_is_read_where_one_is_due(
+    key: str, text: str, value: object, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("N", text)
+    word = f"{key}=${{oc.env:N}}"
+    if key.endswith("[1]"):
+        word = "actor.model.hidden=[64,${oc.env:N}]"
+    (composed,) = compose.with_hydra(["cartpole", word])
+    _, wrong = try_job(composed.mapping, composed.sources)
+    found = with_numbers(composed.mapping, composed.sources, wrong)
+    assert (found is None) == isinstance(value, str)
+    if found is not None:
+        assert try_job(found, composed.sources)[1] == []
+        read: object = found
+        for step in key.replace("[1]", "").split("."):
+            assert isinstance(read, dict)
+            read = read[step]
+        assert read == ([64, value] if key.endswith("[1]") else value)
+
+
+@pytest.mark.parametrize("text", ["many", "0x7", "1_000", "", "7 8"])
+def test_other_texts_are_no_numbers(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("N", text)
+    (composed,) = compose.with_hydra(
+        ["cartpole", "runner.total_iterations=${oc.env:N}"]
+    )
+    _, wrong = try_job(composed.mapping, composed.sources)
+    assert [problem.code for problem in wrong] == ["wrong-type"]
+    assert with_numbers(composed.mapping, composed.sources, wrong) is None

@@ -23,6 +23,7 @@ from rlplace.config import compose
 from rlplace.config.open_job import JOB
 from rlplace.config.paths import unquoted
 from rlplace.contract.job import Job
+from rlplace.contract.registry import job_of
 from rlplace.errors import (
     ClusterError,
     ConfigError,
@@ -195,6 +196,9 @@ def _job(
             if found is None
             else f"\n{found.text}"
         )
+    if found is not None and found.complete:
+        _show(job_of(job.config).last_line(found.checkpoint.run))
+        return DONE
     if job.config.dry_run:
         _show("\ndry run: the plan holds, nothing was started")
         return DONE

@@ -332,10 +332,16 @@ class Job:
         """
         return dict.fromkeys(classes.with_state(self), "state is loaded by")
 
-    def resume_notes(self, config: Any, changed: Collection[str]) -> list[str]:
-        """Return lines of text about the effect of changed config keys on a resumed run.
+    def resume_notes(
+        self,
+        config: Any,
+        differences: Mapping[str, tuple[object, object]],
+        iteration: int,
+    ) -> list[str]:
+        """Return lines of text about what the changed keys do to a resumed run, such as to its learning rate.
 
-        `config`: the new config. `changed`: the keys with values that differ from the values in the checkpoint.
+        `differences`: config key -> (value in the checkpoint, value now), for the values that differ. `iteration`:
+        number of iterations before the checkpoint.
         """
         return []
 

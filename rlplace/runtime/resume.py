@@ -159,18 +159,21 @@ _LONGEST = 40  # most characters of a value that are shown
 class Resumed:
     """A checkpoint from which a job may be resumed.
 
-    `text`: description of the checkpoint, and of what differs between its config and the job.
+    `text`: description of the checkpoint, and of what differs between its config and the job. `complete`: whether the
+    run has done all iterations of the job, so that nothing is left to do.
     """
 
     checkpoint: Checkpoint
     text: str  # description of the checkpoint and of the differences
+    complete: bool = False
 
 
 def resumed(job: Prepared) -> Resumed | None:
     """Return the checkpoint that the config key `resume` names, after a check of its files, and a text about it.
 
     Return None if `resume` is null, or if `resume` is "auto" and the job has no checkpoint yet. Raises ConfigError if
-    no checkpoint is complete, or if the checkpoint belongs to another experiment.
+    no checkpoint is complete, if the checkpoint belongs to another experiment, or if it is named and has no iterations
+    left.
     """
     config = job.config
     if config.resume is None:
@@ -190,12 +193,16 @@ def resumed(job: Prepared) -> Resumed | None:
             [_other_task(job, checkpoint, key, *differences[key]) for key in task]
         )
     changed = _changed_inputs(job, checkpoint, differences)
-    problems = [
-        *_other_experiment(job, differences, changed),
-        *_over(job, checkpoint),
-    ]
-    if problems:
-        raise ConfigError(problems)
+    problems = list(_other_experiment(job, differences, changed))
+    over = list(_over(job, checkpoint))
+    # With "auto" one command line serves for every start, also for one after the last iteration
+    if over and not problems and config.resume == AUTO:
+        more = f"runner.total_iterations=<more than {checkpoint.iteration}>"
+        done = f"{checkpoint.folder}: all {checkpoint.iteration} iterations are done"
+        text = f"nothing is left to do: {done}        (for more: {more})"
+        return Resumed(checkpoint=checkpoint, text=text, complete=True)
+    if problems or over:
+        raise ConfigError([*problems, *over])
     text = _text(job, checkpoint, differences, mapping, changed)
     return Resumed(checkpoint=checkpoint, text=text)
 
@@ -482,7 +489,9 @@ def _text(
     for key, change in changed.items():
         note = "        changes the numbers of what follows"
         lines.append(f"    {key}: {change.what}{note}")
-    lines += job_of(job.config).resume_notes(job.config, differences)
+    lines += job_of(job.config).resume_notes(
+        job.config, differences, checkpoint.iteration
+    )
     if any(key.startswith("cluster.") for key in differences):
         lines += _placements(job, mapping)
     return "\n".join(lines)

@@ -287,13 +287,21 @@ def test_the_offer_to_start_anew_can_be_pasted(
 
 
 def test_a_job_that_is_done_has_nothing_left(tmp_path: Path) -> None:
-    train("hybrid_ppo", tmp_path, *ONE_EACH, "runner.total_iterations=1")
-    done = train(
-        "hybrid_ppo", tmp_path, *ONE_EACH, "resume=auto", "runner.total_iterations=1"
-    )
+    job = (*ONE_EACH, "runner.total_iterations=1")
+    first = train("hybrid_ppo", tmp_path, *job)
+    done = train("hybrid_ppo", tmp_path, *job, f"resume={first.folder}")
     assert done.code == 2
     assert "[nothing-left]" in done.err
     assert "runner.total_iterations=2" in done.err
+    # One command line for every start of the job, also for one too many
+    again = train("hybrid_ppo", tmp_path, *job, "resume=auto")
+    assert again.code == 0, again.err
+    assert "nothing is left to do" in again.out
+    assert f"{first.folder}/policy.safetensors" in again.out
+    assert len(first.metrics()) == 1
+    other = train("hybrid_ppo", tmp_path, *job, "resume=auto", "algorithm.gamma=0.5")
+    assert other.code == 2
+    assert "[other-experiment]" in other.err
 
 
 def test_the_first_start_with_auto_starts_anew(tmp_path: Path) -> None:

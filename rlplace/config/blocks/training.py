@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Mapping
 from typing import Literal
 
@@ -54,6 +55,23 @@ class OptimizerConfig:
     on_host: bool = lm_knob(
         "keep the optimizer's state in host memory and step there", False
     )
+
+    def remaining(self, progress: float) -> float:
+        """Return the share of `lr` that is left by the schedule, from 1 down to `min_lr_ratio`.
+
+        `progress`: share of the run's iterations that are over, from 0 to 1.
+        """
+        decay = {
+            "constant": 1.0,
+            "linear": 1.0 - progress,
+            "cosine": 0.5 * (1.0 + math.cos(math.pi * progress)),
+        }
+        least = self.min_lr_ratio
+        return least + (1.0 - least) * max(0.0, decay[self.schedule])
+
+    def rate(self, progress: float) -> float:
+        """Return the learning rate after the warm-up. `progress`: as in `remaining`."""
+        return self.lr * self.remaining(progress)
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

@@ -234,9 +234,12 @@ class LanguageModelJob(Job):
         return {**sharded, "env": "prompts are dealt to"}
 
     def resume_notes(
-        self, config: LanguageModelJobConfig, changed: Collection[str]
+        self,
+        config: LanguageModelJobConfig,
+        differences: Mapping[str, tuple[object, object]],
+        iteration: int,
     ) -> list[str]:
-        return learning_rate_notes(config, changed)
+        return learning_rate_notes(config, differences, iteration)
 
     def last_line(self, run: Path) -> str:
         return where(run)

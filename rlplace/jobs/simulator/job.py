@@ -201,9 +201,12 @@ class SimulatorJob(Job):
         return {"actor": "samples are dealt to", "env": "simulators are dealt to"}
 
     def resume_notes(
-        self, config: SimulatorJobConfig, changed: Collection[str]
+        self,
+        config: SimulatorJobConfig,
+        differences: Mapping[str, tuple[object, object]],
+        iteration: int,
     ) -> list[str]:
-        return learning_rate_notes(config, changed)
+        return learning_rate_notes(config, differences, iteration)
 
     def last_line(self, run: Path) -> str:
         return where(run)

@@ -39,15 +39,7 @@ def learning_rate(config: OptimizerConfig, steps_made: int, progress: float) -> 
     warmup = 1.0
     if config.warmup_steps:
         warmup = min(1.0, (steps_made + 1) / config.warmup_steps)
-    # Decay over iterations, from 1 to `min_lr_ratio`
-    decay = {
-        "constant": 1.0,
-        "linear": 1.0 - progress,
-        "cosine": 0.5 * (1.0 + math.cos(math.pi * progress)),
-    }
-    least = config.min_lr_ratio
-    remaining = max(0.0, decay[config.schedule])
-    return config.lr * warmup * (least + (1.0 - least) * remaining)
+    return config.lr * warmup * config.remaining(progress)
 
 
 class Adam:

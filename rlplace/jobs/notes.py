@@ -27,9 +27,7 @@ def learning_rate_notes(
     for component in ("actor", "critic"):
         if component not in config.placed:
             continue
-        optimizer = config.actor.optimizer
-        if component == "critic":
-            optimizer = config.critic.optimizer
+        optimizer = config.block_of(component).optimizer
         then = {}
         for name in ("lr", "schedule", "min_lr_ratio"):
             key = f"{component}.optimizer.{name}"

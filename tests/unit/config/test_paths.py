@@ -13,7 +13,6 @@ from rlplace.config import compose
 from rlplace.config.options import OptionParser
 from rlplace.config.paths import readable, with_homes
 from rlplace.config.read import read_config
-from rlplace.config.schema import Config
 
 CONFIGS = compose.CONFIG_DIR
 
@@ -26,7 +25,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "home"
 
 
-def config_of(*words: str) -> Config:
+def config_of(*words: str) -> Any:
     (composed,) = compose.with_hydra([*words])
     return read_config(composed.mapping, composed.sources)
 
@@ -135,4 +134,4 @@ def test_a_data_set_with_a_weight_may_be_in_the_home(home: Path) -> None:
         "env: {task: prompts, kwargs: {path: {~/rows.jsonl: 0.5}}}\n"
     )
     read = config_of(str(file))
-    assert read.text_env.kwargs["path"] == {f"{home}/rows.jsonl": 0.5}
+    assert read.env.kwargs["path"] == {f"{home}/rows.jsonl": 0.5}

@@ -121,6 +121,23 @@ def mixed(
     return found, shares
 
 
+def content_of(path: str | Iterable[str]) -> str:
+    """Return a text that says what data sets contain: path, size and time of the last change of each of their files.
+
+    `path`: one data set, or several.
+    """
+    lines = []
+    for one in [path] if isinstance(path, str) else path:
+        place = Path(one).absolute()
+        files = [place]
+        if place.is_dir():
+            files = sorted(file for file in place.rglob("*") if file.is_file())
+        for file in files:
+            found = file.stat()
+            lines.append(f"{file}\t{found.st_size}\t{found.st_mtime_ns}")
+    return "\n".join(lines)
+
+
 def _names(paths: Sequence[str]) -> dict[str, str]:
     """Return path -> a different name for each path: its file name without suffix.
 

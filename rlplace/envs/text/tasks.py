@@ -16,6 +16,7 @@ from rlplace.envs.registry import needs, unknown_choice
 from rlplace.envs.text.contract import Image, Message, OneTurn, Split
 from rlplace.envs.text.right_answers import is_empty
 from rlplace.envs.text.rows import ROW, bad_row, each, mixed
+from rlplace.envs.text.rows import ROW, bad_row, content_of, each, mixed
 from rlplace.errors import Source, did_you_mean, suggestion
 
 _SIGNS = {"+": operator.add, "-": operator.sub, "*": operator.mul}
@@ -531,6 +532,9 @@ class PromptSet:
         # Every row once; `shares` says how often an epoch asks the rows of each data set
         self._rows, self.shares = mixed(path, rows, dataset_split)
         self.size: int | None = len(self._rows)
+        # Says which rows these are: prompts with equal content are equal
+        chosen = [prompt, image, rows, dataset_split]
+        self.content = f"{content_of(path)}\n{chosen!r}"
         # Find bad rows now, before anything starts
         each(self._rows, lambda row: self._check(*row))
 

@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 import itertools
+import logging
 import random
 import re
 from collections.abc import Sequence
+import sys
+import time
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
+
+import numpy as np
 
 from rlplace import codes
 from rlplace.config.blocks.language_model import LanguageModelJobConfig
@@ -19,6 +25,13 @@ from rlplace.errors import ConfigError, Problem, Source
 from rlplace.models.tokenizer import Chat, PlainText, Tokenizer
 from rlplace.models.vision import VisionSpec
 from rlplace.tokens import Files, Tokens
+from rlplace.workers.roles.prompt_lengths import (
+    MANY,
+    Lengths,
+    keep_lengths,
+    kept_lengths,
+    name_of,
+)
 
 # the end of a prompt in which a chat template opens a tag for the answer, and the tags that are known
 _TAG_TOKENS = 24
@@ -26,6 +39,7 @@ _OPENED = re.compile(
     r"[<\[](?:think(?:ing)?|thoughts?|reason(?:ing)?|analysis|scratchpad|answer|solution)[>\]]\s{0,8}$",
     re.IGNORECASE,
 )
+_LOG = logging.getLogger(__name__)
 _SHOWN = 200  # characters of a prompt that an error shows
 _TRIES = 100  # draws of an endless task before the error that no prompt is short enough
 # offset between the numbers of redraws; larger than any run's number of prompts
@@ -43,14 +57,27 @@ class Prompts:
     """
 
     def __init__(
-        self, config: LanguageModelJobConfig, model: Path, split: Split
+        self,
+        config: LanguageModelJobConfig,
+        model: Path,
+        split: Split,
+        *,
+        tell: Callable[[str], object] = _LOG.info,
     ) -> None:
         """Read the task's prompts and check them. This can run without workers.
 
-        `model`: folder with the tokenizer. `split`: training or held-out prompts. Raises ConfigError for broken or
-        empty data, for a missing chat template, and for a prompt that is too long.
+        `model`: folder with the tokenizer. `split`: training or held-out prompts. `tell`: takes a line of text about
+        work that takes long. Raises ConfigError for broken or empty data, for a missing chat template, and for a prompt
+        that is too long.
         """
         env = config.env
+        self._model = model
+        self._settings = {
+            "chat": env.chat,
+            "system": env.system,
+            "template": dict(env.template),
+        }
+        self._tell = tell
         self.task = make_task(env, seed=config.runner.seed, split=split)
         self.held_out = split == "held_out"
         self.tokenizer = Tokenizer.load(model)
@@ -173,18 +200,41 @@ class Prompts:
         `size`: number of rows of the task. Raises ConfigError if all prompts are too long, or if any prompt is too long
         and the config does not allow to drop long prompts.
         """
-        lengths = []
+        lengths = self._lengths(size)
+        fitting = np.flatnonzero(lengths <= self._longest).tolist()
+        self.dropped = size - len(fitting)
+        if not fitting or (self.dropped and not self._drop):
+            most = int(lengths.max())
+            longest = int(lengths.argmax())
+            got = f"{self.dropped} of {size} prompts; the longest, number {longest}, has {most} tokens"
+            raise self._too_long(got, most, self._place(longest))
+        return fitting
+
+    def _lengths(self, size: int) -> Lengths:
+        """Return the number of tokens of each prompt. `size`: number of rows of the task.
+
+        Of a large data set they are kept, since counting takes long and each env rank needs them.
+        """
+        name = None
+        content: str | None = getattr(self.task, "content", None)
+        if size >= MANY and content is not None and self._vision is None:
+            name = name_of(content, self._model, self._settings)
+        if name is not None and (kept := kept_lengths(name, size)) is not None:
+            return kept
+        if size >= MANY:
+            self._tell(f"counting the tokens of {size:,} prompts ...")
+        began = time.perf_counter()
+        lengths = np.empty(size, np.int32)
         for row in range(size):
             tokens, _, episodes = self._begun(row, 1)
             self._check_special(row, episodes[0].prompt)
-            lengths.append(len(tokens))
-        fitting = [row for row, length in enumerate(lengths) if length <= self._longest]
-        self.dropped = size - len(fitting)
-        if not fitting or (self.dropped and not self._drop):
-            most = max(lengths)
-            got = f"{self.dropped} of {size} prompts; the longest, number {lengths.index(most)}, has {most} tokens"
-            raise self._too_long(got, most, self._place(lengths.index(most)))
-        return fitting
+            lengths[row] = len(tokens)
+        if size >= MANY:
+            seconds = time.perf_counter() - began
+            file = None if name is None else keep_lengths(name, lengths)
+            where = "" if file is None else f", kept in {file.parent}"
+            self._tell(f"counted in {seconds:.1f} s{where}")
+        return lengths
 
     def _check_special(self, row: int, prompt: Prompt) -> None:
         """Raise NoPrompt if a message of a chat has a special token in its text, which would end the message.
@@ -237,6 +287,12 @@ def splits(config: LanguageModelJobConfig) -> tuple[Split, ...]:
     return ("train",)
 
 
+def _show(line: str) -> None:
+    """Show a line about work that takes long; a command may print its result to standard output."""
+    sys.stderr.write(f"{line}\n")
+    sys.stderr.flush()
+
+
 def check_prompts(config: LanguageModelJobConfig, model: Path) -> tuple[Problem, ...]:
     """Return the problems of the run's prompts; an empty tuple if all prompts are good.
 
@@ -245,7 +301,7 @@ def check_prompts(config: LanguageModelJobConfig, model: Path) -> tuple[Problem,
     problems: list[Problem] = []
     for split in splits(config):
         try:
-            Prompts(config, model, split)
+            Prompts(config, model, split, tell=_show)
         except ConfigError as error:
             problems += [
                 problem for problem in error.problems if problem not in problems

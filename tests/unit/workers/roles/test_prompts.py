@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import json
+import os
+import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from rlplace.config.read import read_config
 from rlplace.config.schema import Config
 from rlplace.errors import ConfigError
 from rlplace.models.tokenizer import Tokenizer
+from rlplace.workers.roles import prompt_lengths
+from rlplace.workers.roles import prompts as prompts_module
 from rlplace.workers.roles.prompts import Prompts
 from tests.tiny_tokenizer import tiny_tokenizer
 
@@ -114,3 +119,82 @@ def test_a_special_token_in_a_message_is_named_by_its_line(
     # Rendered chats are prompts of plain text
     config = config_of(folder, {"kwargs": {"path": path}, "chat": False})
     assert Prompts(config, folder, "train").task.size == 2
+
+
+# ── lengths that are kept ────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder for lengths, of data sets with three rows and more."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    for module in (prompts_module, prompt_lengths):
+        monkeypatch.setattr(module, "MANY", 3)
+    return tmp_path / "cache" / "rlplace" / "prompts"
+
+
+def counted(folder: Path, path: str, **env: Any) -> tuple[list[str], int]:
+    """The lines that are told when the prompts of a data set are read, and how many prompts are dropped."""
+    lines: list[str] = []
+    config = config_of(folder, {"kwargs": {"path": path}, **env})
+    found = Prompts(config, folder, "train", tell=lines.append)
+    return lines, found.dropped
+
+
+def test_the_tokens_of_many_prompts_are_counted_once_and_told(
+    folder: Path, tmp_path: Path, cache: Path
+) -> None:
+    rows = ["1 + 2", "z" * 90, "3"]
+    path = written(tmp_path / "one.jsonl", rows)
+    lines, dropped = counted(folder, path, long_prompts="drop")
+    assert lines[0] == "counting the tokens of 3 prompts ..."
+    assert lines[1].endswith(f"kept in {cache}")
+    assert dropped == 1
+    assert counted(folder, path, long_prompts="drop") == ([], 1)
+    # Whatever changes the tokens is counted anew
+    assert len(counted(folder, path, long_prompts="drop", system="Be brief.")[0]) == 2
+    written(tmp_path / "one.jsonl", [*rows, "4"])
+    lines, dropped = counted(folder, path, long_prompts="drop")
+    assert lines[0] == "counting the tokens of 4 prompts ..."
+
+
+def test_few_prompts_are_not_kept(folder: Path, tmp_path: Path, cache: Path) -> None:
+    path = written(tmp_path / "one.jsonl", ["1 + 2", "3"])
+    assert counted(folder, path) == ([], 0)
+    assert not cache.exists()
+
+
+def test_lengths_are_counted_where_they_cannot_be_kept(
+    folder: Path, tmp_path: Path, cache: Path
+) -> None:
+    path = written(tmp_path / "one.jsonl", ["1 + 2", "3", "4"])
+    (tmp_path / "cache").write_text("no folder")
+    for _ in range(2):
+        assert re.fullmatch(r"counted in \d+\.\d s", counted(folder, path)[0][1])
+
+
+def test_damaged_files_of_lengths_are_written_anew(
+    folder: Path, tmp_path: Path, cache: Path
+) -> None:
+    path = written(tmp_path / "one.jsonl", ["1 + 2", "3", "4"])
+    counted(folder, path)
+    (file,) = cache.iterdir()
+    file.write_bytes(b"no array")
+    assert len(counted(folder, path)[0]) == 2
+    assert counted(folder, path)[0] == []
+
+
+def test_a_template_with_a_date_is_counted_each_time(tmp_path: Path) -> None:
+    dated = tiny_tokenizer(tmp_path, chat="{{ strftime_now('%d') }}")
+    assert prompt_lengths.name_of("rows", dated, {}) is None
+
+
+def test_the_lengths_of_so_many_data_sets_are_kept(
+    cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(prompt_lengths, "_KEPT", 2)
+    for number in range(4):
+        file = prompt_lengths.keep_lengths(str(number), np.ones(1, np.int32))
+        assert file is not None
+        os.utime(file, (number, number))
+    assert sorted(file.name for file in cache.iterdir()) == ["2.npy", "3.npy"]

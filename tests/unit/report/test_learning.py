@@ -134,3 +134,13 @@ def test_answers_that_are_not_drawn_are_refused() -> None:
     assert keys(config_of(rollout=greedy)) == ["rollout.temperature"]
     assert keys(config_of(rollout=greedy, env={"max_turns": 2})) == []
     assert "equal-groups" in LanguageModelJob().measures(config_of()).signs
+
+
+def test_rewards_without_weight_are_refused() -> None:
+    def rewarded(*weights: float) -> list[str]:
+        rewards = [{"name": "math_answer", "weight": weight} for weight in weights]
+        return keys(config_of(env={"rewards": rewards}))
+
+    assert rewarded(0.0, 0.0) == ["env.rewards"]
+    assert rewarded(0.0, 0.5) == []
+    assert rewarded() == []

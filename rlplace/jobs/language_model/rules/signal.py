@@ -46,7 +46,19 @@ def _equal_answers(config: LanguageModelJobConfig) -> Iterator[Found]:
         )
 
 
+def _no_weight(config: LanguageModelJobConfig) -> Iterator[Found]:
+    """Yield a finding if all rewards have the weight 0, so that the sum is 0 for every answer."""
+    weights = [reward.weight for reward in config.env.rewards]
+    for component in config.placed:
+        if component.partition(".")[0] == "reward":
+            weights.append(config.reward_of(component).weight)
+    # Without functions in the config, those of the task count with the weight 1
+    if config.env.rewards and not any(weights):
+        yield Found(key="env.rewards", got="weight: 0", error="no-weight")
+
+
 RULES: tuple[Rule[LanguageModelJobConfig], ...] = (
     Rule(code="learns-nothing", applies=compares_groups, facts=_one_answer),
     Rule(code="learns-nothing", applies=compares_groups, facts=_equal_answers),
+    Rule(code="learns-nothing", facts=_no_weight),
 )

@@ -15,7 +15,6 @@ from rlplace import codes
 from rlplace.envs.registry import needs, unknown_choice
 from rlplace.envs.text.contract import Image, Message, OneTurn, Split
 from rlplace.envs.text.right_answers import is_empty
-from rlplace.envs.text.rows import ROW, bad_row, each, mixed
 from rlplace.envs.text.rows import ROW, bad_row, content_of, each, mixed
 from rlplace.errors import Source, did_you_mean, suggestion
 

@@ -6,7 +6,6 @@ import itertools
 import logging
 import random
 import re
-from collections.abc import Sequence
 import sys
 import time
 from collections.abc import Callable, Sequence

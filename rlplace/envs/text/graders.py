@@ -11,11 +11,11 @@ Such a process runs this file as a module. Its argument is the file descriptor o
 from __future__ import annotations
 
 import contextlib
+import copy
 import dataclasses
 import math
 import multiprocessing.connection
 import os
-import pickle
 import resource
 import signal
 import subprocess
@@ -378,13 +378,13 @@ def grade(
     A result is (None, value), or (error text, None) if the function raised. After an error, the later functions are not
     run. If a function takes much longer than `timeout_s`, a signal ends this process.
     """
-    facts = pickle.dumps(transcript.facts)
     for _, function in functions:
         # Without a handler this signal ends the process, even in C code
         signal.setitimer(signal.ITIMER_REAL, _PATIENCE * timeout_s)
         try:
             # A function that changes facts changes only its own copy
-            value = function(dataclasses.replace(transcript, facts=pickle.loads(facts)))
+            facts = copy.deepcopy(transcript.facts)
+            value = function(dataclasses.replace(transcript, facts=facts))
         except BaseException as error:  # noqa: BLE001  # any error of a user's function, and its exit, names the sample
             last = traceback.extract_tb(error.__traceback__)[-1]
             where = f"\n{last.filename}:{last.lineno}, in {last.name}: {last.line}"

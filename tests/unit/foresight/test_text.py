@@ -28,11 +28,13 @@ def generated(
     costs: dict[str, float] | None = None,
     **drawn: float,
 ) -> Prediction:
-    """Predict GRPO whose answers have so many tokens; `drawn`: the same number for all of another distribution."""
+    """Predict training whose answers have so many tokens; `drawn`: the same number for all of another distribution."""
     sizes = (
         f"algorithm.prompts={prompts}",
         f"algorithm.samples_per_prompt={samples}",
         "algorithm.max_new_tokens=64",
+        # GRPO compares the answers to a prompt, so it needs several
+        *(["algorithm.name=reinforce_pp"] if samples == 1 else []),
     )
     others = {
         "env." + name: (value,)

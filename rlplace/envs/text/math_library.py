@@ -2,24 +2,19 @@
 
 from __future__ import annotations
 
-import contextlib
 import math
 import re
-import signal
-import threading
-from collections.abc import Iterator
-from types import FrameType
 
 from rlplace.envs.text.math_reading import last_boxed, plain_numbers, plain_signs
+from rlplace.envs.text.time_limit import TooLong, limited
 
 # Longest end of an answer that the library reads; its patterns take time by the square of the length
 _READ = 2_000
 # Most marks of math in it: the library tries each opening with each closing
 _MARKS = 80
 _MARK = re.compile(r"\$|\\boxed|\\[\[(]")
-# Processor time of one comparison, and how often it is ended again if the library catches the end
+# Processor time of one comparison
 _SECONDS = 3.0
-_AGAIN_S = 0.5
 # Most digits of a number, the largest exponent and factorial, and the deepest nesting
 _DIGITS = 300
 _EXPONENT = 20_000
@@ -47,10 +42,6 @@ _DELIMITED = re.compile(r"\$|\\\[|\\\(")
 _PLAIN_NUMBER = re.compile(r"[-+]?[\d.,\s]*\d[\d.,\s]*%?")
 
 
-class _TooLong(BaseException):
-    """The library has taken too much time. No Exception, since the library catches each Exception."""
-
-
 def verified(answer: str, right: str) -> bool:
     r"""Return whether math-verify finds the result in an answer right. `right`: the right result.
 
@@ -63,12 +54,12 @@ def verified(answer: str, right: str) -> bool:
     if not answer.strip() or not right.strip() or explodes(answer):
         return False
     try:
-        with _limited():
+        with limited(_SECONDS):
             # The library's own time limits use signals, too
             gold = parse(_as_gold(right), parsing_timeout=None, raise_on_error=False)
             given = parse(answer, parsing_timeout=None, raise_on_error=False)
             return bool(verify(gold, given, timeout_seconds=None, raise_on_error=False))
-    except (_TooLong, RecursionError, MemoryError):
+    except (TooLong, RecursionError, MemoryError):
         return False
 
 
@@ -204,25 +195,3 @@ def _tower_value(written: str) -> float:
             return math.inf
         value = base**value
     return value
-
-
-@contextlib.contextmanager
-def _limited() -> Iterator[None]:
-    """Within the `with` statement, raise _TooLong after some seconds of processor time.
-
-    There is no limit outside of the main thread of a process: Python runs no signal's handler there.
-    """
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-
-    def end(number: int, frame: FrameType | None) -> None:
-        raise _TooLong
-
-    before = signal.signal(signal.SIGVTALRM, end)
-    signal.setitimer(signal.ITIMER_VIRTUAL, _SECONDS, _AGAIN_S)
-    try:
-        yield
-    finally:
-        signal.setitimer(signal.ITIMER_VIRTUAL, 0)
-        signal.signal(signal.SIGVTALRM, before)

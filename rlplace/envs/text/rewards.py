@@ -26,6 +26,7 @@ from rlplace.envs.text.right_answers import alike, written_answers
 from rlplace.envs.text.signatures import GIVEN, adapted, form_of
 from rlplace.envs.text.signatures import answer_text as answer_text
 from rlplace.envs.text.signatures import prompt_text as prompt_text
+from rlplace.envs.text.time_limit import TooLong, limited
 from rlplace.errors import ConfigError, Problem, RewardError
 
 if TYPE_CHECKING:
@@ -58,6 +59,8 @@ _APART = {
     "reasoning_score",
     "unit_tests",
 }
+# Processor time of a pattern with one episode
+_PATTERN_S = 5.0
 # Characters of an answer that an error shows
 _SHOWN = 400
 
@@ -328,11 +331,21 @@ def matches(
 ) -> float:
     """Return 1 if each answer of the episode, as a whole, matches the regular expression `pattern`; else 0.
 
-    A tag that the chat template has opened for the answer, such as <think>, belongs to the answer here.
+    A tag that the chat template has opened for the answer, such as <think>, belongs to the answer here. An answer with
+    which the pattern takes too long does not match.
     """
     form = re.compile(pattern, re.DOTALL)
     answers = [f"{transcript.opened}{answer}" for answer in transcript.answers]
-    return float(all(form.fullmatch(answer.strip()) for answer in answers))
+    try:
+        with limited(_PATTERN_S):
+            return float(all(form.fullmatch(answer.strip()) for answer in answers))
+    except TooLong:
+        _LOG.warning(
+            "an answer of %d characters scores 0: the pattern %r takes too long with it",
+            len(transcript.answer),
+            pattern,
+        )
+        return 0.0
 
 
 def score(transcript: Transcript) -> float:
@@ -390,8 +403,11 @@ def reasoning_score(transcript: Transcript) -> float:
 
     entry = transcript.facts["entry"]
     verify = get_score_answer_fn(entry["metadata"]["source_dataset"])
-    tagged = re.findall(r"<answer>(.*?)</answer>", transcript.answer, re.DOTALL)
-    answer = (tagged[-1] if tagged else transcript.answer).strip()
+    before, ended, _ = transcript.answer.rpartition("</answer>")
+    _, began, tagged = before.rpartition("<answer>")
+    answer = transcript.answer.strip()
+    if ended and began:
+        answer = tagged.strip()
     try:
         return float(verify(answer=answer, entry=entry))
     except Exception as error:  # noqa: BLE001  # any of the library's many verifiers may fail

@@ -84,6 +84,14 @@ def test_a_right_answer_that_is_no_answer() -> None:
         v.exact_match(transcript("1", answer=[]))
 
 
+def test_a_pattern_that_takes_too_long_does_not_match(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(v, "_PATTERN_S", 0.01)
+    assert v.matches(transcript("a" * 50 + "b"), pattern="(a+)+") == 0
+    assert "the pattern '(a+)+' takes too long with it" in caplog.text
+
+
 def test_a_tag_that_the_template_has_opened_belongs_to_the_form() -> None:
     told = transcript("hm</think>\n<answer>4</answer>")
     assert v.matches(told) == 0

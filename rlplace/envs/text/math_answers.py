@@ -5,7 +5,6 @@ from __future__ import annotations
 from rlplace.envs.text.contract import Transcript
 from rlplace.envs.text.math_library import verified
 from rlplace.envs.text.math_reading import (
-    after_thoughts,
     has_list_of_boxes,
     last_boxed,
     last_number,
@@ -14,7 +13,7 @@ from rlplace.envs.text.math_reading import (
     plain_characters,
     same,
 )
-from rlplace.envs.text.rewards import right_answers
+from rlplace.envs.text.rewards import final_answer, right_answers
 
 __all__ = ["last_boxed", "math_answer", "math_verify", "number"]
 
@@ -59,7 +58,7 @@ def math_verify(transcript: Transcript) -> float:
 
 def _given(transcript: Transcript) -> str:
     """Return the policy's last answer without its thoughts, with signs and digits of Unicode written in ASCII."""
-    return plain_characters(after_thoughts(transcript.opened + transcript.answer))
+    return plain_characters(final_answer(transcript))
 
 
 def _stated(answer: str) -> str | None:

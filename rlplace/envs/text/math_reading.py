@@ -133,16 +133,6 @@ def has_list_of_boxes(text: str) -> bool:
     return len(between) <= _BETWEEN_BOXES and bool(_LISTED.fullmatch(between))
 
 
-def after_thoughts(answer: str) -> str:
-    """Return the part of an answer after its last </think>; "" if thoughts have begun and not ended."""
-    _, ended, said = answer.rpartition("</think>")
-    if "<think>" in said:
-        return ""
-    if ended:
-        return said
-    return answer
-
-
 # ── the last number of a text ────────────────────────────────────────────────────────────────────────────────────────
 
 _SEPARATOR = r"(?:,|\{,\}|\\[,!]|,\\!|~)"

@@ -22,7 +22,11 @@ from rlplace.config.blocks.engine import OnPoison
 from rlplace.config.blocks.language_model import RewardFunctionConfig
 from rlplace.envs.registry import named, needs, unknown_arguments
 from rlplace.envs.text.contract import Transcript
-from rlplace.envs.text.right_answers import alike, written_answers
+from rlplace.envs.text.right_answers import (
+    after_thoughts,
+    alike,
+    written_answers,
+)
 from rlplace.envs.text.signatures import GIVEN, adapted, form_of
 from rlplace.envs.text.signatures import answer_text as answer_text
 from rlplace.envs.text.signatures import prompt_text as prompt_text
@@ -298,13 +302,22 @@ def right_answers(transcript: Transcript) -> list[str]:
     return written_answers(transcript.facts["answer"])
 
 
+def final_answer(transcript: Transcript) -> str:
+    """Return the last answer without its thoughts; "" if they have begun and not ended."""
+    if after_thoughts(transcript.opened):
+        # The template has opened another tag
+        return after_thoughts(transcript.answer)
+    return after_thoughts(transcript.opened + transcript.answer)
+
+
 def exact_match(transcript: Transcript, *, ignore_case: bool = False) -> float:
     """Return 1 if the last answer equals the right answer, `transcript.facts["answer"]`, or one of them; else 0.
 
-    Blanks at the begin and end of both texts are ignored, and so are differences in how a character is written: NFC and
-    NFD, curly and straight quotes, kinds of blanks. `ignore_case`: whether upper and lower case are equal.
+    Thoughts before </think> are no part of the answer. Blanks at the begin and end of both texts are ignored, and so
+    are differences in how a character is written: NFC and NFD, curly and straight quotes, kinds of blanks.
+    `ignore_case`: whether upper and lower case are equal.
     """
-    given = alike(transcript.answer)
+    given = alike(final_answer(transcript))
     rights = [alike(right) for right in right_answers(transcript)]
     if ignore_case:
         given = given.casefold()
@@ -315,9 +328,9 @@ def exact_match(transcript: Transcript, *, ignore_case: bool = False) -> float:
 def contains(transcript: Transcript) -> float:
     """Return 1 if the last answer contains the right answer, `transcript.facts["answer"]`, or one of them; else 0.
 
-    Characters are compared as by `exact_match`. Raises ValueError for an empty right answer, which each answer has.
+    Answers are read as by `exact_match`. Raises ValueError for an empty right answer, which is a part of each answer.
     """
-    given = alike(transcript.answer)
+    given = alike(final_answer(transcript))
     rights = [alike(right) for right in right_answers(transcript)]
     if "" in rights:
         raise ValueError("the right answer is empty, so that each answer contains it")

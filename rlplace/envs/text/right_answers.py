@@ -1,7 +1,8 @@
-"""The right answers of a row, and texts in a form in which equal ones are equal."""
+"""The right answers of a row, what an answer says behind its thoughts, and texts in one form."""
 
 from __future__ import annotations
 
+import re
 import unicodedata
 from collections.abc import Mapping
 from typing import Any
@@ -16,6 +17,10 @@ _ALIKE = str.maketrans(
         **dict.fromkeys("\u200b\u2060\ufeff", ""),
     }
 )
+
+# Tags of thoughts
+_BEGIN = re.compile(r"<(?:think|thinking|reasoning)>|\[THINK\]")
+_END = re.compile(r"</(?:think|thinking|reasoning)>|\[/THINK\]")
 
 
 def alike(text: str) -> str:
@@ -55,3 +60,12 @@ def is_empty(value: Any) -> bool:
     if isinstance(value, list | tuple):
         return not value or any(is_empty(each) for each in value)
     return isinstance(value, str) and not alike(value)
+
+
+def after_thoughts(answer: str) -> str:
+    """Return the part of an answer after its thoughts; "" if thoughts have begun and not ended."""
+    ends = [*_END.finditer(answer)]
+    said = answer[ends[-1].end() :] if ends else answer
+    if _BEGIN.search(said):
+        return ""
+    return said

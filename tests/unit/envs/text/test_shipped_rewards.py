@@ -71,6 +71,25 @@ def test_right_answers_in_all_their_ways(answer: str, right: Any, value: float) 
         assert v.contains(transcript(f"so: {answer}!", answer=right)) == value
 
 
+@pytest.mark.parametrize(
+    ("opened", "answer", "value"),
+    [
+        ("", "<think>Rome?</think>\nParis", 1),
+        ("<think>\n", "Rome?</think>\nParis", 1),
+        ("", "Rome?</think>\nParis", 1),
+        ("", "<think>Paris?</think>\nRome", 0),
+        ("<think>\n", "Paris", 0),
+        ("<answer>", "Paris", 1),
+        ("[THINK]", "Rome?[/THINK]Paris", 1),
+        ("", "<thinking>Paris</thinking>Rome", 0),
+        ("", "<think>Paris", 0),
+    ],
+)
+def test_thoughts_are_no_answer(opened: str, answer: str, value: float) -> None:
+    told = dataclasses.replace(transcript(answer, answer="Paris"), opened=opened)
+    assert v.exact_match(told) == v.contains(told) == value
+
+
 @pytest.mark.parametrize("right", ["", " ", ["", "a"]])
 def test_an_empty_right_answer_is_in_no_answer(right: Any) -> None:
     with pytest.raises(ValueError, match="the right answer is empty"):

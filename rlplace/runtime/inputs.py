@@ -37,10 +37,11 @@ _WITHOUT_NUMBERS = (
     "dry_run",
 )
 _CODE = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.-]*")
-# Larger files are compared by their size and by blocks spread over them: models have many gigabytes
+# Of each key, so many bytes are compared as a whole. Further files are compared by their size and by blocks spread over
+# them: models have many gigabytes, folders of images many files
 _WHOLE_BYTES = 256 << 20
 _BLOCKS = 64
-_BLOCK_BYTES = 1 << 20
+_BLOCK_BYTES = 64 << 10
 # Most files of one folder or program that are compared
 _MOST_FILES = 10_000
 # Changed files that a text names
@@ -274,18 +275,24 @@ def _of_module(name: Sequence[str], root: Path) -> Iterator[Path]:
 
 def _hashed(files: Sequence[tuple[str, Path]]) -> Iterator[tuple[str, str]]:
     """Yield (name, size and hash) of each file that can be read."""
+    left = _WHOLE_BYTES
     for name, file in files:
         try:
-            yield name, f"{file.stat().st_size} {_hash(file)}"
+            size = file.stat().st_size
+            left -= size
+            yield name, f"{size} {_hash(file, whole=left >= 0)}"
         except OSError:
             continue
 
 
-def _hash(file: Path) -> str:
-    """Return the SHA-256 of a file; of a large file, that of blocks which are spread over it. Raises OSError."""
+def _hash(file: Path, *, whole: bool) -> str:
+    """Return the SHA-256 of a file, or that of blocks which are spread over the file. Raises OSError.
+
+    `whole`: whether all of the file counts; a file that is smaller than all blocks counts as a whole in any case.
+    """
     with file.open("rb") as content:
         size = os.fstat(content.fileno()).st_size
-        if size <= _WHOLE_BYTES:
+        if whole or size <= _BLOCKS * _BLOCK_BYTES:
             return hashlib.file_digest(content, "sha256").hexdigest()
         digest = hashlib.sha256()
         for block in range(_BLOCKS):

@@ -95,18 +95,29 @@ def test_the_folder_of_a_model_counts_without_folders_in_it(tmp_path: Path) -> N
     assert list(found["actor.model.path"]) == ["config.json"]
 
 
-def test_a_large_file_is_compared_by_its_blocks(
+def test_large_files_are_compared_by_their_blocks(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(inputs, "_WHOLE_BYTES", 100)
+    monkeypatch.setattr(inputs, "_WHOLE_BYTES", 1_500)
+    monkeypatch.setattr(inputs, "_BLOCKS", 4)
     monkeypatch.setattr(inputs, "_BLOCK_BYTES", 10)
-    file = tmp_path / "model.safetensors"
-    first = bytes(1_000)
-    hashes = set()
-    for content in (first, first[:-1] + b"1", b"1" + first[1:]):
+    mapping = {"actor": {"model": {"path": str(tmp_path)}}}
+    whole = tmp_path / "a.safetensors"
+    blocks = tmp_path / "b.safetensors"
+    whole.write_bytes(bytes(1_000))
+    blocks.write_bytes(bytes(1_000))
+    before = inputs.inputs_of(mapping)
+
+    def changed(file: Path, place: int) -> bool:
+        content = bytearray(1_000)
+        content[place] = 1
         file.write_bytes(content)
-        hashes.add(inputs._hash(file))
-    assert len(hashes) == 3
+        found = inputs.changes(before, inputs.inputs_of(mapping))
+        file.write_bytes(bytes(1_000))
+        return "actor.model.path" in found
+
+    assert [changed(whole, place) for place in (0, 500, 999)] == [True] * 3
+    assert [changed(blocks, place) for place in (0, 500, 999)] == [True, False, True]
 
 
 def test_many_changes_are_cut_short() -> None:

@@ -11,6 +11,15 @@ from gymnasium.spaces import Discrete
 from numpy.typing import NDArray
 
 from rlplace.envs.contract import StepResult
+from rlplace.envs.entries import Unfit
+from rlplace.envs.gymnasium_results import (
+    Bounds,
+    Results,
+    close_all,
+    flag,
+    reward_of,
+    shares_memory,
+)
 from rlplace.envs.gymnasium_state import restore, state_of
 from rlplace.envs.observations import encoding_of
 
@@ -19,6 +28,9 @@ if TYPE_CHECKING:
 
 # Pictures in a second, for environments that do not say
 _FRAMES_PER_S = 30.0
+_NOTHING = np.empty(0)
+# Steps from one comparison of the observations with their bounds to the next
+_LOOK_EVERY = 64
 
 
 class GymnasiumVector:
@@ -28,92 +40,150 @@ class GymnasiumVector:
     """
 
     def __init__(
-        self, envs: Sequence[gymnasium.Env[Any, Any]], *, max_episode_steps: int | None
+        self,
+        envs: Sequence[gymnasium.Env[Any, Any]],
+        *,
+        max_episode_steps: int | None,
+        name: str | None = None,
     ) -> None:
+        """Take environments of one kind.
+
+        `max_episode_steps`: None: no time limit. `name`: of the environments, for errors; None: that of their class.
+        """
         self._envs = list(envs)
         self._steps = [env.step for env in envs]
+        self._results = Results(name or type(envs[0].unwrapped).__name__)
         encoding = encoding_of(envs[0].observation_space)
         assert encoding is not None, "describe has refused it"
         # Observations of a step: [B, *O]
         self._shape = (len(envs), *encoding.whole.shape)
         self._dtype = np.dtype(encoding.whole.dtype)
         self._encode = encoding.encode
+        self._read = encoding.read
+        # Bounds of the observations' numbers, and the step of the next comparison with them
+        self._bounds_seen = Bounds(encoding.low, encoding.high)
+        self._looks_at = 0
+        # Type of the latest observations: others of the same type and shape need no other check
+        self._kind = self._dtype
+        # Whether environments share the memory of their observations, so that each has to be copied at once; None: not
+        # known before the first step
+        self._shares: bool | None = None
         self._limit = sys.maxsize
         if max_episode_steps is not None:
             self._limit = max_episode_steps
-        # Of the episodes in progress
+        # Returns of the episodes in progress, and the step at which each began
         self._returns = [0.0] * len(envs)
-        self._lengths = [0] * len(envs)
+        self._begins = [0] * len(envs)
+        # Steps of this vector so far
+        self._clock = 0
         # How an environment takes an action: choices from `start` on, numbers within bounds
         space: Any = envs[0].action_space
-        self._first_action = np.asarray(getattr(space, "start", 0))
+        start = np.asarray(getattr(space, "start", 0))
+        self._first_action = start if start.any() else None
         self._alone = isinstance(space, Discrete)
         self._bounds = (space.low, space.high) if hasattr(space, "low") else None
+        # Each environment is reset with a seed, and later without
+        self._results.require_reset(envs[0])
+
+    @property
+    def remarks(self) -> Sequence[str]:
+        """Texts about results of the environments that were accepted and are unusual, each once."""
+        return self._results.remarks
 
     def reset(self, seeds: Sequence[int]) -> NDArray[Any]:
         """Begin an episode in every environment, and return the first observations [B, *O]. Row i gets seeds[i]."""
         observations = np.empty(self._shape, self._dtype)
         for row, (env, seed) in enumerate(zip(self._envs, seeds, strict=True)):
-            observations[row] = self._shown(env.reset(seed=seed)[0])
+            observations[row] = self._first(env, seed)
         self._returns = [0.0] * len(self._envs)
-        self._lengths = [0] * len(self._envs)
+        self._begins = [self._clock] * len(self._envs)
+        if self._clock >= self._looks_at:
+            self._look(observations)
         return observations
 
     def restart(self, rows: Sequence[int]) -> NDArray[Any]:
         """Begin a new episode in the environments `rows`, and return the first observations [len(rows), *O]."""
         for row in rows:
             self._returns[row] = 0.0
-            self._lengths[row] = 0
-        firsts = [self._shown(self._envs[row].reset()[0]) for row in rows]
+            self._begins[row] = self._clock
+        firsts = [self._first(self._envs[row]) for row in rows]
         return np.array(firsts, self._dtype)
 
     def step(self, actions: NDArray[Any]) -> StepResult:
         """Step all rows with the actions [B, *A], and return the result.
 
-        A row in which the episode ends begins a new episode in the same step.
+        A row in which the episode ends begins a new episode in the same step. Raises SimulatorError for a result that
+        is not in the spaces of the environment.
         """
-        # The hot loop of a run: local names, Python numbers, one array write for each row
-        observations = np.empty(self._shape, self._dtype)
+        # The hot loop of a run: local names, Python numbers, one array for all rows
         terminations = np.zeros(len(self._envs), np.bool_)
         truncations = np.zeros(len(self._envs), np.bool_)
-        rewards = []
+        shown = []
+        uncopied = []
+        rewards: list[float] = []
         finals = []
         episode_returns: list[float] = []
         episode_lengths: list[int] = []
         returns = self._returns
-        lengths = self._lengths
+        begins = self._begins
+        # Whether an episode is at its time limit
+        self._clock += 1
+        clock = self._clock
         limit = self._limit
+        due = min(begins) <= clock - limit
         encode = self._encode
-        # Actions as the environments take them
-        if self._bounds is None:
-            taken = actions + self._first_action
-            taken = taken.tolist() if self._alone else list(taken)
+        # A copy is made at once where another environment may write into the same array
+        copies = self._shares is not False
+        try:
+            for row, (step, action) in enumerate(
+                zip(self._steps, self._taken(actions), strict=True)
+            ):
+                made = step(action)
+                try:
+                    observation, reward, terminated, truncated, _ = made
+                except (TypeError, ValueError):
+                    values = self._results.values(made)
+                    observation, reward, terminated, truncated = values
+                if encode is not None:
+                    observation = encode(observation)
+                elif copies:
+                    uncopied.append(observation)
+                    observation = np.array(self._read(observation))
+                if type(reward) is not float:
+                    reward = reward_of(reward)
+                rewards.append(reward)
+                returns[row] += reward
+                # Most steps end here: the episode goes on
+                if terminated is False and truncated is False and not due:
+                    shown.append(observation)
+                    continue
+                length = clock - begins[row]
+                terminated = flag(terminated)
+                if terminated or flag(truncated) or length >= limit:
+                    # Terminated counts even at the time limit: there is no later value to estimate
+                    if terminated:
+                        terminations[row] = True
+                    else:
+                        truncations[row] = True
+                        # A copy: `reset` may reuse its array
+                        finals.append(np.array(self._alike(observation), self._dtype))
+                    episode_returns.append(returns[row])
+                    episode_lengths.append(length)
+                    returns[row] = 0.0
+                    begins[row] = clock
+                    observation = self._first(self._envs[row])
+                shown.append(observation)
+            if self._shares is None:
+                self._shares = shares_memory(uncopied)
+            observations = self._joined(shown)
+        except Unfit as unfit:
+            raise self._results.refused(unfit, "step()") from None
+        if finals:
+            final_observations = np.array(finals)
         else:
-            low, high = self._bounds
-            taken = list(np.clip(actions, low, high, dtype=low.dtype))
-        for row, (step, action) in enumerate(zip(self._steps, taken, strict=True)):
-            observation, reward, terminated, truncated, _ = step(action)
-            if encode is not None:
-                observation = encode(observation)
-            rewards.append(reward)
-            returns[row] += float(reward)
-            lengths[row] += 1
-            if terminated or truncated or lengths[row] >= limit:
-                # Terminated counts even at the time limit: there is no later value to estimate
-                if terminated:
-                    terminations[row] = True
-                else:
-                    truncations[row] = True
-                    # A copy: `reset` may reuse its array
-                    finals.append(np.array(observation, self._dtype))
-                episode_returns.append(returns[row])
-                episode_lengths.append(lengths[row])
-                returns[row] = 0.0
-                lengths[row] = 0
-                observation = self._shown(self._envs[row].reset()[0])
-            observations[row] = observation
-        final_shape = (len(finals), *self._shape[1:])
-        final_observations = np.array(finals, self._dtype).reshape(final_shape)
+            final_observations = np.empty((0, *self._shape[1:]), self._dtype)
+        if clock >= self._looks_at:
+            self._look(observations)
         return StepResult(
             observations=observations,
             rewards=np.array(rewards, np.float32),
@@ -126,11 +196,16 @@ class GymnasiumVector:
 
     def row_states(self) -> list[Mapping[str, NDArray[Any]]]:
         """Return the state of each row, including the return and the length of its unfinished episode."""
-        counted = zip(self._envs, self._returns, self._lengths, strict=True)
-        return [
-            {**state_of(env), "return": np.array(total), "length": np.array(steps)}
-            for env, total, steps in counted
-        ]
+        states: list[Mapping[str, NDArray[Any]]] = []
+        for env, total, begin in zip(
+            self._envs, self._returns, self._begins, strict=True
+        ):
+            counted = {
+                "return": np.array(total),
+                "length": np.array(self._clock - begin),
+            }
+            states.append({**state_of(env), **counted})
+        return states
 
     def restore(
         self, states: Sequence[Mapping[str, NDArray[Any]]]
@@ -142,12 +217,12 @@ class GymnasiumVector:
         begun: dict[int, NDArray[Any]] = {}
         for row, (env, state) in enumerate(zip(self._envs, states, strict=True)):
             self._returns[row] = 0.0
-            self._lengths[row] = 0
+            self._begins[row] = self._clock
             if restore(env, state):
                 self._returns[row] = float(state["return"])
-                self._lengths[row] = int(state["length"])
+                self._begins[row] = self._clock - int(state["length"])
             else:
-                begun[row] = self._shown(env.reset()[0])
+                begun[row] = self._first(env)
         return begun
 
     @property
@@ -167,13 +242,70 @@ class GymnasiumVector:
         except DependencyNotInstalled as error:
             raise ModuleNotFoundError(str(error).splitlines()[0]) from error
 
-    def _shown(self, observation: Any) -> Any:
-        """Return an observation of an environment as one array."""
-        if self._encode is None:
-            return observation
-        return self._encode(observation)
+    def _taken(self, actions: NDArray[Any]) -> list[Any]:
+        """Return the actions [B, *A] as the environments take them."""
+        if self._bounds is None:
+            chosen = actions
+            if self._first_action is not None:
+                chosen = actions + self._first_action
+            return chosen.tolist() if self._alone else list(chosen)
+        low, high = self._bounds
+        return list(np.clip(actions, low, high, dtype=low.dtype))
+
+    def _first(
+        self, env: gymnasium.Env[Any, Any], seed: int | None = None
+    ) -> NDArray[Any]:
+        """Reset an environment, and return its first observation as a new array. Raises SimulatorError.
+
+        `seed`: None: the environment goes on with its random numbers.
+        """
+        shown = self._results.first(env, seed)
+        try:
+            # A copy: the environment may reuse its array
+            return np.array(self._read(shown), self._dtype)
+        except Unfit as unfit:
+            raise self._results.refused(unfit, "reset()") from None
+
+    def _alike(self, shown: Any) -> Any:
+        """Return an observation of a step as one array. Raises Unfit."""
+        if self._encode is not None:
+            return shown
+        return self._read(shown)
+
+    def _joined(self, shown: list[Any]) -> NDArray[Any]:
+        """Return the observations of all rows as a new array [B, *O].
+
+        One comparison of shape and type checks all rows. Only if it fails, each row is read by itself. Raises Unfit.
+        """
+        try:
+            joined = np.array(shown)
+        except (TypeError, ValueError, RuntimeError):
+            # Rows of different shapes, or tensors on an accelerator
+            joined = _NOTHING
+        if joined.shape != self._shape or joined.dtype is not self._kind:
+            joined = np.array([self._alike(each) for each in shown])
+            self._kind = joined.dtype
+        if joined.dtype is self._dtype:
+            return joined
+        return joined.astype(self._dtype)
+
+    def _look(self, observations: NDArray[Any]) -> None:
+        """Add a remark if numbers of the observations are outside of the bounds that the space declares.
+
+        The first observations and the first step are compared, then a step in 64: in each step it would take time. The
+        first remark is the last one.
+        """
+        outside = self._bounds_seen.outside(observations)
+        self._looks_at = self._clock + _LOOK_EVERY
+        if self._clock == 0:
+            self._looks_at = 1
+        if outside is not None:
+            number, low, high = outside
+            self._looks_at = sys.maxsize
+            self._results.remark(
+                "outside", f"{number:g}", low=f"{low:g}", high=f"{high:g}"
+            )
 
     def close(self) -> None:
         """Close all environments."""
-        for env in self._envs:
-            env.close()
+        close_all(self._envs, self._results.name)

@@ -1,13 +1,13 @@
 """Turns each observation of a Gymnasium space into one array, in the form that `Spaces` describes.
 
-Entries are flattened in the same way as by Gymnasium.
+Entries are flattened in the same way as by Gymnasium. A value that is not in its space is refused, see `entries`.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, Literal
 
 import gymnasium
 import numpy as np
@@ -15,10 +15,10 @@ from gymnasium import spaces
 from numpy.typing import NDArray
 
 from rlplace.envs.contract import Part
+from rlplace.envs.entries import Reader, Unfit, in_words, is_image, reader_of
 
-# Axes of an image, at least: height and width
-_IMAGE_AXES = 2
 _Vector = spaces.Discrete | spaces.MultiDiscrete | spaces.MultiBinary
+_NOTHING = np.empty(0, np.float32)
 # Keys that lead to an entry, and the entry's space
 _Place = tuple[tuple[Any, ...], gymnasium.Space[Any]]
 
@@ -28,12 +28,17 @@ class Encoding:
     """How the observations of one space become arrays.
 
     `whole`: shape and type of the array. `parts`: the entries in the array; empty if the observation is a single array.
-    `encode`: takes an observation and returns the array; None if the observation is that array already.
+    `read`: takes an observation, and returns the array; it raises Unfit, a ValueError, for a value that is not in the
+    space. `encode`: the same function; None if the observation is that array already.
+    `low`, `high`: bounds of the float32 numbers in the array, in their order, as the space declares them.
     """
 
     whole: Part
+    read: Reader
     parts: tuple[Part, ...] = ()
     encode: Callable[[Any], NDArray[Any]] | None = None
+    low: NDArray[np.float32]
+    high: NDArray[np.float32]
 
 
 def encoding_of(space: gymnasium.Space[Any]) -> Encoding | None:
@@ -43,11 +48,12 @@ def encoding_of(space: gymnasium.Space[Any]) -> Encoding | None:
     if not places or not all(plain):
         return None
     # A space without entries is a single array
-    if isinstance(space, spaces.Box):
-        return Encoding(whole=_part("", space))
-    if isinstance(space, _Vector):
+    if isinstance(space, spaces.Box | _Vector):
+        read = reader_of("", space)
+        low, high = _bounds([space])
+        encode = None if isinstance(space, spaces.Box) else read
         return Encoding(
-            whole=_part("", space), encode=lambda shown: _flat(space, shown)
+            whole=_part("", space), read=read, encode=encode, low=low, high=high
         )
     # A Dict or Tuple becomes a row
     named = [
@@ -57,10 +63,16 @@ def encoding_of(space: gymnasium.Space[Any]) -> Encoding | None:
     named.sort(key=lambda place: place[0].dtype == "uint8")
     parts = tuple(part for part, _, _ in named)
     count = sum(part.dtype == "float32" for part in parts)
+    low, high = _bounds([entry for _, _, entry in named[:count]])
+    readers = [(keys, reader_of(part.name, entry)) for part, keys, entry in named]
+    tuples = list(_tuples(space))
 
-    def encode(shown: Any) -> NDArray[Any]:
-        found = [_flat(entry, _at(shown, keys)) for _, keys, entry in named]
-        numbers = np.concatenate([np.empty(0, np.float32), *found[:count]])
+    def row_of(shown: Any) -> NDArray[Any]:
+        # Entries beyond the last one of a Tuple would be lost
+        for keys, size in tuples:
+            _require_size(shown, keys, size)
+        found = [np.ravel(read(_at(shown, keys))) for keys, read in readers]
+        numbers = np.concatenate([_NOTHING, *found[:count]], dtype=np.float32)
         if count < len(found):
             return np.concatenate([numbers.view(np.uint8), *found[count:]])
         return numbers
@@ -71,7 +83,9 @@ def encoding_of(space: gymnasium.Space[Any]) -> Encoding | None:
         number_bytes = 4 * sum(part.size for part in parts[:count])
         image_bytes = sum(part.size for part in parts[count:])
         whole = Part(name="", shape=(number_bytes + image_bytes,), dtype="uint8")
-    return Encoding(whole=whole, parts=parts, encode=encode)
+    return Encoding(
+        whole=whole, read=row_of, parts=parts, encode=row_of, low=low, high=high
+    )
 
 
 def _places(
@@ -97,26 +111,73 @@ def _part(name: str, space: gymnasium.Space[Any]) -> Part:
     `name`, `space`: of the entry.
     """
     if isinstance(space, spaces.Box):
-        image = space.dtype == np.uint8 and len(space.shape) >= _IMAGE_AXES
         shape = tuple(space.shape)
-        return Part(name=name, shape=shape, dtype="uint8" if image else "float32")
+        dtype: Literal["float32", "uint8"] = "uint8" if is_image(space) else "float32"
+        return Part(name=name, shape=shape, dtype=dtype)
     return Part(name=name, shape=(spaces.flatdim(space),))
 
 
-def _at(shown: Any, keys: tuple[Any, ...]) -> Any:
-    """Return the entry of an observation that is found by following `keys`."""
-    for key in keys:
-        shown = shown[key]
-    return shown
+def _tuples(
+    space: gymnasium.Space[Any], keys: tuple[Any, ...] = ()
+) -> Iterator[tuple[tuple[Any, ...], int]]:
+    """Yield (keys, number of entries) for each Tuple within nested spaces; the keys lead to the Tuple.
 
-
-def _flat(space: gymnasium.Space[Any], shown: Any) -> NDArray[Any]:
-    """Return an entry of an observation as a flat array: bytes for an image, else float32 numbers.
-
-    `space`: the entry's space. `shown`: the entry. A choice among n values becomes n numbers: 1 for the chosen value,
-    else 0.
+    `keys`: the keys that lead to `space` itself.
     """
-    box = isinstance(space, spaces.Box)
-    row: Any = np.ravel(shown) if box else spaces.flatten(space, shown)
-    image = _part("", space).dtype == "uint8"
-    return np.asarray(row, np.uint8 if image else np.float32)
+    if isinstance(space, spaces.Dict):
+        for key, entry in space.spaces.items():
+            yield from _tuples(entry, (*keys, key))
+    elif isinstance(space, spaces.Tuple):
+        yield keys, len(space.spaces)
+        for index, entry in enumerate(space.spaces):
+            yield from _tuples(entry, (*keys, index))
+
+
+def _bounds(
+    entries: list[gymnasium.Space[Any]],
+) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+    """Return (lower bounds, upper bounds) of the float32 numbers that the entries become, in their order.
+
+    The zeros and ones of choices have no bounds: a wrong choice is refused.
+    """
+    low = [_NOTHING]
+    high = [_NOTHING]
+    for entry in entries:
+        if isinstance(entry, spaces.Box) and not is_image(entry):
+            low.append(np.asarray(entry.low, np.float32).ravel())
+            high.append(np.asarray(entry.high, np.float32).ravel())
+        elif not is_image(entry):
+            free = np.full(spaces.flatdim(entry), np.inf, np.float32)
+            low.append(-free)
+            high.append(free)
+    return np.concatenate(low), np.concatenate(high)
+
+
+def _at(shown: Any, keys: tuple[Any, ...]) -> Any:
+    """Return the entry of an observation that is found by following `keys`. Raises Unfit if there is none."""
+    found = shown
+    try:
+        for key in keys:
+            found = found[key]
+    except (KeyError, IndexError, TypeError):
+        raise _missing(shown, keys) from None
+    return found
+
+
+def _require_size(shown: Any, keys: tuple[Any, ...], size: int) -> None:
+    """Raise Unfit unless the entry of an observation that `keys` lead to has `size` entries."""
+    entries = _at(shown, keys)
+    if not hasattr(entries, "__len__") or len(entries) != size:
+        name = ".".join(map(str, keys))
+        place = f"its entry {name}" if name else "the observation"
+        expected = f"a tuple of {size} entries"
+        raise Unfit("numbers", in_words(entries), place=place, expected=expected)
+
+
+def _missing(shown: Any, keys: tuple[Any, ...]) -> Unfit:
+    """Return the error that the entry which `keys` lead to is not in an observation."""
+    name = ".".join(map(str, keys))
+    got = in_words(shown)
+    if isinstance(shown, Mapping):
+        got = f"entries: {', '.join(map(str, shown))}"
+    return Unfit("entry", got, name=name, expected=f"an entry {name}")

@@ -1,0 +1,229 @@
+"""Checks what Gymnasium environments return from `reset` and `step`, and what they take.
+
+A result whose meaning is certain is accepted: an array of one number as a reward, the four values of the old interface
+as a step. Anything else raises SimulatorError, which names environment, method, what was expected and what came.
+"""
+
+from __future__ import annotations
+
+import inspect
+import logging
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from gymnasium.utils.step_api_compatibility import (
+    convert_to_terminated_truncated_step_api,
+)
+from numpy.typing import NDArray
+
+from rlplace.codes import problem
+from rlplace.envs.entries import Unfit, in_words
+from rlplace.errors import SimulatorError
+
+if TYPE_CHECKING:
+    import gymnasium
+
+_LOG = logging.getLogger(__name__)
+_KEY = "env.id"
+_STEP = "step()"
+_RESET = "reset()"
+# Numbers may leave their bounds by as much: rounding to float32
+_SHARE = 1e-3
+_LEAST = 1e-6
+
+
+class Results:
+    """Reads the results of the environments of one vector.
+
+    `name`: the environment's name for errors. `remarks`: texts about results that are accepted and unusual.
+    """
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.remarks: list[str] = []
+
+    def remark(self, error: str, got: str, **facts: Any) -> None:
+        """Add a remark and write it into the log, once. `error`: name of its texts. `got`: the value in words."""
+        found = problem(
+            "environment-interface",
+            _KEY,
+            got,
+            error=error,
+            environment=self.name,
+            **facts,
+        )
+        text = f"{_KEY}: {found.what}: {got}; {found.fix}"
+        if text not in self.remarks:
+            self.remarks.append(text)
+            _LOG.warning("%s", text)
+
+    def refused(self, unfit: Unfit, method: str) -> SimulatorError:
+        """Return the error that a value does not fit. `method`: the method of the environment that returned it."""
+        return SimulatorError(
+            problem(
+                "environment-interface",
+                _KEY,
+                unfit.got,
+                error=unfit.error,
+                environment=self.name,
+                method=method,
+                **unfit.facts,
+            )
+        )
+
+    def first(self, env: gymnasium.Env[Any, Any], seed: int | None = None) -> Any:
+        """Reset an environment, and return its observation as it is. Raises SimulatorError for another result.
+
+        `seed`: None: the environment goes on with its random numbers.
+        """
+        made: Any = env.reset() if seed is None else env.reset(seed=seed)
+        pair = isinstance(made, tuple | list) and len(made) == 2
+        if not pair or not (made[1] is None or isinstance(made[1], Mapping)):
+            unfit = Unfit("reset", in_words(made))
+            raise self.refused(unfit, _RESET)
+        return made[0]
+
+    def values(self, made: Any) -> tuple[Any, Any, Any, Any]:
+        """Return (observation, reward, terminated, truncated) of a step that did not return five values.
+
+        Four values of the old interface are accepted: the third says whether the episode has ended, and the fourth, a
+        mapping, whether a time limit has ended it. Raises SimulatorError for anything else.
+        """
+        old = isinstance(made, tuple | list) and len(made) == 4
+        if not old or not isinstance(made[3], dict) or not _is_flag(made[2]):
+            raise self.refused(Unfit("step", in_words(made)), _STEP)
+        self.remark("old-step", "observation, reward, done, info")
+        shown, reward, done, info = made
+        values: Any = (shown, reward, flag(done), dict(info))
+        four = convert_to_terminated_truncated_step_api(values)[:4]
+        return four
+
+    def require_reset(self, env: gymnasium.Env[Any, Any]) -> None:
+        """Raise SimulatorError unless `reset` of an environment and its wrappers can be called as it is called here.
+
+        It is called with the argument `seed` at first, and without arguments for later episodes.
+        """
+        layer: Any = env
+        while layer is not None:
+            try:
+                signature = inspect.signature(layer.reset)
+            except (TypeError, ValueError):
+                # Code that is not Python has no signature
+                return
+            self._require_call(layer, signature, {"seed": 0})
+            self._require_call(layer, signature, {})
+            inner = getattr(layer, "env", None)
+            layer = inner if hasattr(inner, "reset") else None
+
+    def _require_call(
+        self, layer: object, signature: inspect.Signature, given: Mapping[str, int]
+    ) -> None:
+        """Raise SimulatorError unless `reset`, with this signature, takes the arguments `given` and needs no others."""
+        try:
+            signature.bind(**given)
+        except TypeError:
+            got = f"{type(layer).__name__}.reset{signature}"
+            raise self.refused(Unfit("reset-arguments", got), _RESET) from None
+
+
+def reward_of(reward: Any) -> float:
+    """Return a reward as a number: a number, a text of one, or an array of one number. Raises Unfit for another."""
+    number = reward
+    if isinstance(reward, np.ndarray | list | tuple):
+        number = _single(reward)
+    try:
+        return float(number)
+    except (TypeError, ValueError, RuntimeError):
+        raise Unfit("reward", in_words(reward), expected="one number") from None
+
+
+def flag(ended: Any) -> bool:
+    """Return whether an episode has ended, from `terminated` or `truncated` of a step. None means that it goes on.
+
+    Raises Unfit for anything but a bool, 0, 1 or an array of one of them.
+    """
+    if ended is None:
+        return False
+    if isinstance(ended, bool | np.bool_):
+        return bool(ended)
+    number = _single(ended)
+    if number is None or number not in (0, 1):
+        raise Unfit("ended", in_words(ended), expected="a bool")
+    return bool(number)
+
+
+def _is_flag(ended: Any) -> bool:
+    """Return whether `flag` accepts a value, except None."""
+    return ended is not None and _single(ended) in (0, 1)
+
+
+def _single(value: Any) -> Any:
+    """Return the number in an array, a list or a tuple of one number; None if it is not one number."""
+    try:
+        array = np.asarray(value)
+    except (TypeError, ValueError, RuntimeError):
+        return None
+    if array.size != 1 or array.dtype.kind not in "biuf":
+        return None
+    return array.reshape(-1)[0].item()
+
+
+class Bounds:
+    """The bounds that a space declares for the numbers of its observations.
+
+    `low`, `high`: the bounds of the float32 numbers of an observation.
+    """
+
+    def __init__(self, low: NDArray[np.float32], high: NDArray[np.float32]) -> None:
+        self._low = low
+        self._high = high
+        # Rounding is allowed
+        with np.errstate(over="ignore", invalid="ignore"):
+            self._least = low - (_SHARE * np.abs(low) + _LEAST)
+            self._most = high + (_SHARE * np.abs(high) + _LEAST)
+        self._any = bool(np.isfinite(low).any() or np.isfinite(high).any())
+
+    def outside(self, observations: NDArray[Any]) -> tuple[float, float, float] | None:
+        """Return (number, lower bound, upper bound) of a number outside of its bounds; None if all are within.
+
+        `observations`: [B, ...], float32 numbers, or bytes that begin with these numbers.
+        """
+        if not self._any:
+            return None
+        numbers = observations.reshape(len(observations), -1)
+        if numbers.dtype == np.uint8:
+            numbers = np.ascontiguousarray(numbers[:, : 4 * len(self._low)])
+            numbers = numbers.view(np.float32)
+        found = np.argwhere((numbers < self._least) | (numbers > self._most))
+        if not len(found):
+            return None
+        row, at = found[0]
+        return float(numbers[row, at]), float(self._low[at]), float(self._high[at])
+
+
+def shares_memory(shown: Sequence[Any]) -> bool:
+    """Return whether two of the observations may be in the same memory, as far as they are arrays."""
+    places = sorted(
+        (each.__array_interface__["data"][0], each.nbytes)
+        for each in shown
+        if isinstance(each, np.ndarray)
+    )
+    return any(after[0] < before[0] + before[1] for before, after in pairwise(places))
+
+
+def close_all(envs: Sequence[gymnasium.Env[Any, Any]], name: str) -> None:
+    """Close environments. An error of `close` is written into the log: their work is done.
+
+    `name`: the environments' name for the log.
+    """
+    for env in envs:
+        try:
+            env.close()
+        except Exception as error:  # noqa: BLE001  # whatever the user's environment raises when it is closed
+            reason = f"{type(error).__name__}: {error}"
+            found = problem(
+                "environment-interface", _KEY, reason, error="close", environment=name
+            )
+            _LOG.warning("%s: %s: %s; %s", _KEY, found.what, reason, found.fix)

@@ -6,6 +6,7 @@ import importlib
 import importlib.util
 import math
 import re
+import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -98,10 +99,12 @@ class GymnasiumAdapter:
                 simulator=config.id,
                 reason=error,
             ) from error
+        from rlplace.envs.gymnasium_results import close_all
+
         try:
             return spaces_of(env.observation_space, env.action_space)
         finally:
-            env.close()
+            close_all([env], config.id)
 
     def make(self, config: SimulatorEnvConfig, rows: int) -> GymnasiumVector:
         """Return a simulator with `rows` environments. Raises ConfigError if they cannot be built."""
@@ -109,7 +112,9 @@ class GymnasiumAdapter:
 
         with _library(config):
             return GymnasiumVector(
-                [_make(config) for _ in range(rows)], max_episode_steps=_limit(config)
+                [_make(config) for _ in range(rows)],
+                max_episode_steps=_limit(config),
+                name=config.id,
             )
 
 
@@ -128,12 +133,18 @@ def _registering() -> str | None:
 
 
 def made_with_extra(name: str) -> bool:
-    """Return whether `name` is an id of Gymnasium for which the libraries of rlplace's extra `envs` are enough."""
+    """Return whether `name` is an id of Gymnasium for which the libraries of rlplace's extra `envs` are enough.
+
+    An id of which Gymnasium has a newer version is not: an older one may need older libraries.
+    """
+    text = _registering() or ""
     own = re.search(
-        rf'id="{re.escape(name)}",\s+entry_point="gymnasium\.envs\.(\w+)',
-        _registering() or "",
+        rf'id="{re.escape(name)}",\s+entry_point="gymnasium\.envs\.(\w+)', text
     )
-    return own is not None and own[1] in ("classic_control", "mujoco", "toy_text")
+    base, _, version = name.rpartition("-v")
+    newer = version.isdigit() and f'id="{base}-v{int(version) + 1}"' in text
+    shipped = ("classic_control", "mujoco", "toy_text")
+    return own is not None and own[1] in shipped and not newer
 
 
 @contextmanager
@@ -152,6 +163,39 @@ def _library(config: SimulatorEnvConfig) -> Iterator[None]:
             yield
         except gymnasium.error.DependencyNotInstalled as error:
             raise ModuleNotFoundError(str(error).splitlines()[0]) from error
+        except ModuleNotFoundError:
+            raise
+        except ImportError as error:
+            raise _not_loaded(config.id, error) from error
+
+
+def _not_loaded(name: str, error: ImportError) -> ConfigError:
+    """Return the error for the id `name`, whose simulator raised ImportError: `error`.
+
+    Gymnasium raises it for ids that it registers only to say where they are now; others lack a library of the system.
+    """
+    newest = _versions(name)[-1:]
+    if newest and newest != [name]:
+        return config_error(
+            "unknown-simulator",
+            _ID,
+            name,
+            error="old-version",
+            reason=str(error).splitlines()[0],
+            newest=newest[0],
+        )
+    return config_error("missing-library", _ID, name, error="unloadable", reason=error)
+
+
+def _versions(name: str) -> list[str]:
+    """Return the registered ids that differ from the id `name` in the version alone, the newest one last."""
+    import gymnasium
+
+    base = re.sub(r"-v\d+$", "", name).lower()
+    known = [
+        each for each in gymnasium.registry if each.rpartition("-v")[0].lower() == base
+    ]
+    return sorted(known, key=lambda each: int(each.rpartition("-v")[2]))
 
 
 @contextmanager
@@ -189,14 +233,19 @@ def _make(config: SimulatorEnvConfig) -> gymnasium.Env[Any, Any]:
     if name in gymnasium.registry:
         # Wrappers of the library itself, such as ManiSkill's, may take -1 literally: give them the limit
         limit = _limit(config) if gymnasium.registry[name].additional_wrappers else None
-        env = gymnasium.make(
-            config.id,
-            max_episode_steps=limit or -1,
-            disable_env_checker=True,
-            **config.kwargs,
-        )
+        try:
+            env = gymnasium.make(
+                config.id,
+                max_episode_steps=limit or -1,
+                disable_env_checker=True,
+                **config.kwargs,
+            )
+        except TypeError:
+            _require_made(name, config)
+            raise
     else:
         env = getattr(importlib.import_module(module), name)(**config.kwargs)
+        _require_env(env, config.id)
     # Put it into its wrappers, the first one innermost
     for at, wrapper in enumerate(config.wrappers):
         key = f"env.wrappers[{at}]"
@@ -217,6 +266,57 @@ def _make(config: SimulatorEnvConfig) -> gymnasium.Env[Any, Any]:
                 "bad-wrapper", key, got, name=wrapper.name, reason=error
             ) from error
     return env
+
+
+def _require_env(made: object, name: str) -> None:
+    """Raise ConfigError unless `made`, which the id `name` has made, is a single environment of Gymnasium.
+
+    Environments of Gym, its predecessor, and of PettingZoo look alike and have other spaces and methods.
+    """
+    import gymnasium
+
+    if isinstance(made, gymnasium.Env):
+        return
+    library = _library_of(type(made))
+    kind = "none"
+    if library in ("gym", "pettingzoo"):
+        kind = library
+    elif isinstance(made, gymnasium.vector.VectorEnv):
+        kind = "vector"
+    raise config_error(
+        "not-an-environment",
+        _ID,
+        name,
+        error=kind,
+        made=f"{type(made).__module__}.{type(made).__qualname__}",
+        callable=name.rpartition(":")[2],
+    )
+
+
+def _require_made(name: str, config: SimulatorEnvConfig) -> None:
+    """Raise ConfigError if the registered id `name` makes something that is no environment of Gymnasium.
+
+    To be called after `gymnasium.make` has raised TypeError, which may have other causes: these come up again here.
+    """
+    import gymnasium
+    from gymnasium.envs.registration import load_env_creator
+
+    spec = gymnasium.registry[name]
+    create: Any = spec.entry_point
+    if isinstance(create, str):
+        create = load_env_creator(create)
+    made = create(**{**spec.kwargs, **config.kwargs})
+    _require_env(made, config.id)
+    made.close()
+
+
+def _library_of(kind: type) -> str | None:
+    """Return the library, of those with other environments, that has a base class of `kind`; None if there is none."""
+    for base in kind.__mro__:
+        library = base.__module__.partition(".")[0]
+        if library in ("gym", "pettingzoo"):
+            return library
+    return None
 
 
 def _limit(config: SimulatorEnvConfig) -> int | None:
@@ -275,13 +375,18 @@ def _id_problems(name: str) -> Sequence[Problem]:
         ]
     if registered in gymnasium.registry:
         return []
+    # Gym, the predecessor of Gymnasium, has a registry of its own
+    gym = sys.modules.get("gym")
+    if registered in getattr(getattr(gym, "envs", None), "registry", ()):
+        return config_error(
+            "unknown-simulator",
+            _ID,
+            name,
+            error="of-gym",
+            registered=registered,
+        ).problems
     # Unknown: propose another version of the id, else a similar name
-    base = re.sub(r"-v\d+$", "", registered).lower()
-    versions = [
-        known
-        for known in gymnasium.registry
-        if known.rpartition("-v")[0].lower() == base
-    ]
+    versions = _versions(registered)
     if versions:
         near: str | None = versions[-1]
     else:
@@ -365,6 +470,25 @@ def spaces_of(
             "unsupported-space", _ID, str(seen), error="names", name=twice, wrap=wrap
         )
         problems.append(alike)
+    # There must be something to see, and something to do
+    if encoding is not None and encoding.whole.size == 0:
+        nothing = problem(
+            "unsupported-space",
+            _ID,
+            str(seen),
+            error="nothing-shown",
+            wrap=arrays or _wrap("an ObservationWrapper"),
+        )
+        problems.append(nothing)
+    if 0 in (taken.shape or ()):
+        nothing = problem(
+            "unsupported-space",
+            _ID,
+            str(taken),
+            error="nothing-taken",
+            wrap=arrays or _wrap("an ActionWrapper"),
+        )
+        problems.append(nothing)
     # Actions must be choices or floating-point numbers
     choices = isinstance(taken, Discrete | MultiDiscrete | MultiBinary)
     if not (choices or (isinstance(taken, Box) and taken.dtype.kind == "f")):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import random
 import signal
 import sys
 import time
@@ -368,6 +369,19 @@ class Counter(Script):
         self.taken = state["taken"].tolist()
 
 
+class Lucky(Script):
+    """Draws luck and rewards from the random numbers that Python and NumPy have for the whole process."""
+
+    def _show(self, action: float) -> NDArray[Any]:
+        shown = super()._show(action)
+        shown[2] = np.random.uniform(0.0, 200.0)
+        return shown
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        shown, _, terminated, truncated, info = super().step(action)
+        return shown, random.random(), terminated, truncated, info
+
+
 class Numbered(Counter):
     """No two observations of a run are the same: the first three numbers are a step's id. Episodes have 40 steps."""
 
@@ -444,6 +458,7 @@ for _name, _class in {
     "Recall-v0": Recall,
     "Dictation-v0": Dictation,
     "Counter-v0": Counter,
+    "Lucky-v0": Lucky,
     "Numbered-v0": Numbered,
     "Killer-v0": Killer,
     "Talks-v0": Talks,

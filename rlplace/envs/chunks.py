@@ -17,7 +17,13 @@ from typing import Any, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from rlplace.envs.contract import Rendering, Restorable, Simulator, StepResult
+from rlplace.envs.contract import (
+    Remarking,
+    Rendering,
+    Restorable,
+    Simulator,
+    StepResult,
+)
 
 
 class _Chunks:
@@ -33,6 +39,13 @@ class _Chunks:
         self.reset = simulator.reset
         self.restart = simulator.restart
         self.close = simulator.close
+
+    @property
+    def remarks(self) -> Sequence[str]:
+        """What the inner simulator has to say about its environments."""
+        if isinstance(self._inner, Remarking):
+            return self._inner.remarks
+        return ()
 
     def step(self, actions: NDArray[Any]) -> StepResult:
         """Take one chunk for each row, actions [B, n, *A], and return the result. Rewards are summed over the chunk."""

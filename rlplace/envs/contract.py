@@ -301,6 +301,17 @@ class Restorable(Protocol):
 
 
 @runtime_checkable
+class Remarking(Protocol):
+    """A simulator that has something to say about its environments, which a run shows once.
+
+    `remarks`: the texts so far. An example: observations are outside of the bounds of their space.
+    """
+
+    @property
+    def remarks(self) -> Sequence[str]: ...
+
+
+@runtime_checkable
 class Rendering(Protocol):
     """A simulator that can draw pictures, if `env.kwargs` has `render_mode: rgb_array`."""
 

@@ -21,7 +21,13 @@ from numpy.typing import NDArray
 from rlplace.codes import config_error, problem
 from rlplace.config.blocks.simulator import SimulatorEnvConfig
 from rlplace.envs.contract import Rendering, Simulator, Spaces
-from rlplace.envs.registry import make_simulator, missing_library, needs, row_seeds
+from rlplace.envs.registry import (
+    make_simulator,
+    missing_library,
+    needs,
+    row_seeds,
+    seed_global_numbers,
+)
 from rlplace.errors import ConfigError, OutputError, SimulatorError
 
 # Observations [B, *O], and [B] bool where an episode begins with them -> actions [B, *A]
@@ -65,6 +71,8 @@ def play(
     for row in range(episodes % rows):
         due[row] += 1
     played: list[list[Played]] = [[] for _ in range(rows)]
+    # Some environments draw from the numbers of the process
+    seed_global_numbers(seed, 0, _EVALUATION)
     with contextlib.ExitStack() as opened:
         simulator = _made(config, rows, spaces.chunk, drawn=video is not None)
         opened.callback(simulator.close)

@@ -495,6 +495,19 @@ def row_seeds(
     return seeds
 
 
+def seed_global_numbers(seed: int, rank: int, iteration: int | None = None) -> None:
+    """Seed the random numbers that Python and NumPy have for the whole process, for environments that draw from them.
+
+    `seed`: seed of the run. `rank`: of the env worker. `iteration`: the iteration that begins; None: none yet. Since
+    each iteration has numbers of its own, a resumed run draws the same ones.
+    """
+    import numpy as np
+
+    drawn = random.Random(f"{seed}/global/{rank}/{iteration}").getrandbits(32)
+    random.seed(drawn)
+    np.random.seed(drawn)
+
+
 # ── text tasks ───────────────────────────────────────────────────────────────────────────────────────────────────────
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -172,6 +172,11 @@ class SimulatorJob(Job):
         # Without an episode that ended in this iteration, there is no new return.
         if progress.mean_return is not None and "env/return" in numbers:
             numbers["env/mean_return"] = progress.mean_return
+
+    def remarks(
+        self, numbers: Mapping[str, float], notes: Mapping[str, Sequence[str]]
+    ) -> list[str]:
+        return [*super().remarks(numbers, notes), *notes.get("env/steps", ())]
 
     def replaceable(self, config: SimulatorJobConfig, plan_: Plan) -> Collection[str]:
         return ("env", "rollout")

@@ -19,15 +19,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rlplace.codes import problem
+from rlplace.envs.action_bounds import action_remark
 from rlplace.envs.contract import (
     ContinuousActions,
     DiscreteActions,
+    Remarking,
     Restorable,
     Simulator,
     Spaces,
     StepResult,
 )
-from rlplace.envs.registry import make_simulator, row_seeds
+from rlplace.envs.registry import make_simulator, row_seeds, seed_global_numbers
 from rlplace.errors import SimulatorError
 from rlplace.metrics import Metric, Metrics
 from rlplace.placement.schedule import Residency
@@ -304,6 +306,16 @@ class VectorEnvWorker(EnvWorker):
         groups = config.rollout.pipeline_stage_num
         chunk = self.config.spaces.chunk
         rows = self._rows // groups
+        # Some environments draw from the random numbers of the process
+        seed_global_numbers(config.runner.seed, context.rank)
+        env = config.simulator_env
+        self._action_remark = action_remark(
+            env.id or env.kind,
+            self.config.spaces.actions,
+            getattr(config.actor.policy, "initial_log_std", 0.0),
+        )
+        if self._action_remark is not None:
+            context.log.warning("%s", self._action_remark)
         for index in range(groups):
             first_row = context.rank * self._rows + index * rows
             simulator = make_simulator(config.env, rows, chunk)
@@ -332,6 +344,9 @@ class VectorEnvWorker(EnvWorker):
         put.
         """
         self._require(Residency.FULL, "run")
+        seed_global_numbers(
+            self.config.config.runner.seed, self.context.rank, iteration
+        )
         self._poison = []
         self._new, self._started = (
             False,
@@ -363,7 +378,11 @@ class VectorEnvWorker(EnvWorker):
                 sum(lengths) / max(1, episodes), "mean", episodes
             ),
             "env/episodes": Metric(episodes, "sum"),
-            "env/steps": Metric(steps * self._rows * self.config.spaces.chunk, "sum"),
+            "env/steps": Metric(
+                steps * self._rows * self.config.spaces.chunk,
+                "sum",
+                notes=self._remarks(),
+            ),
             **(
                 {"env/poisoned": Metric(poisoned, "sum", notes=tuple(self._poison))}
                 if poisoned
@@ -452,6 +471,9 @@ class VectorEnvWorker(EnvWorker):
         back = began_at == iteration
         cut = 0
         new = self._new and iteration > 0
+        seed_global_numbers(
+            self.config.config.runner.seed, self.context.rank, iteration
+        )
         for number, group in enumerate(self._groups if back or new else ()):
             group.begin(self.config.config.runner.seed, iteration)
             cut += (
@@ -572,6 +594,16 @@ class VectorEnvWorker(EnvWorker):
                 row=row,
             )
         )
+
+    def _remarks(self) -> tuple[str, ...]:
+        """Return what is to be said about the environments and their spaces, which the run shows once."""
+        found: list[str] = []
+        if self._action_remark is not None:
+            found.append(self._action_remark)
+        for group in self._groups:
+            if isinstance(group.simulator, Remarking):
+                found += group.simulator.remarks
+        return tuple(dict.fromkeys(found))
 
     def _send(self, recording: Recording) -> None:
         first_row = self.context.rank * self._rows

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -301,6 +302,47 @@ def test_an_answer_to_something_else_is_refused(
     assert str(caught.value.problem.got).startswith(
         f"stage group {group}, step {step}, rows from {first}"
     )
+
+
+# ── environments that draw from the random numbers of the process ────────────────────────────────────────────────────
+
+
+def lucky(*iterations: int, rank: int = 0) -> list[list[list[float]]]:
+    """Return the rewards and the luck of each of these iterations."""
+    env = OneEnvRank(Layout(env=2), rank=rank, env=env_block("Lucky-v0"))
+    found = []
+    for iteration in iterations:
+        # Other parts of the process draw too
+        random.random()
+        np.random.uniform()
+        env.run(iteration)
+        sent = env.sent()
+        found.append([sent.rewards.tolist(), sent.observations[1:, :, 2].tolist()])
+    return found
+
+
+def test_the_random_numbers_of_the_process_follow_from_seed_rank_and_iteration() -> (
+    None
+):
+    whole = lucky(0, 1, 2)
+    assert lucky(0, 1, 2) == whole
+    # Later iterations of a resumed run are those of an uninterrupted one
+    assert lucky(2) == whole[2:]
+    assert whole[0] != whole[1]
+    assert lucky(0, rank=1) != whole[:1]
+
+
+# ── remarks ──────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_a_remark_about_environments_goes_with_the_metrics() -> None:
+    quiet = OneEnvRank(Layout(), env=env_block("Script-v0")).run()
+    assert quiet["env/steps"].notes == ()
+    far = OneEnvRank(
+        Layout(), env=env_block("Poisoned-v0", at=1, value="300", what="observation")
+    )
+    (remark,) = far.run()["env/steps"].notes
+    assert "outside of its observation_space" in remark
 
 
 # ── numbers that are not finite ───────────────────────────────────────────────────────────────────────────────────────

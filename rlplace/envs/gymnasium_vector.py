@@ -126,11 +126,12 @@ class GymnasiumVector:
         episode_lengths: list[int] = []
         returns = self._returns
         begins = self._begins
-        # Whether an episode is at its time limit
+        array = np.ndarray
         self._clock += 1
         clock = self._clock
         limit = self._limit
-        due = min(begins) <= clock - limit
+        # Whether each row needs a closer look: an episode is at its time limit, or it is the first step
+        due = clock == 1 or min(begins) <= clock - limit
         encode = self._encode
         # A copy is made at once where another environment may write into the same array
         copies = self._shares is not False
@@ -149,12 +150,18 @@ class GymnasiumVector:
                 elif copies:
                     uncopied.append(observation)
                     observation = np.array(self._read(observation))
-                if type(reward) is not float:
-                    reward = reward_of(reward)
-                rewards.append(reward)
-                returns[row] += reward
+                try:
+                    number = (
+                        reward_of(reward) if type(reward) is array else float(reward)
+                    )
+                    ends = terminated or truncated or due
+                except (TypeError, ValueError, RuntimeError):
+                    number = reward_of(reward)
+                    ends = True
+                rewards.append(number)
+                returns[row] += number
                 # Most steps end here: the episode goes on
-                if terminated is False and truncated is False and not due:
+                if not ends:
                     shown.append(observation)
                     continue
                 length = clock - begins[row]
@@ -222,7 +229,7 @@ class GymnasiumVector:
                 self._returns[row] = float(state["return"])
                 self._begins[row] = self._clock - int(state["length"])
             else:
-                begun[row] = self._first(env)
+                begun[row] = np.array(self._first(env), self._dtype)
         return begun
 
     @property
@@ -255,16 +262,19 @@ class GymnasiumVector:
     def _first(
         self, env: gymnasium.Env[Any, Any], seed: int | None = None
     ) -> NDArray[Any]:
-        """Reset an environment, and return its first observation as a new array. Raises SimulatorError.
+        """Reset an environment, and return its first observation as one array. Raises SimulatorError.
 
         `seed`: None: the environment goes on with its random numbers.
         """
         shown = self._results.first(env, seed)
         try:
-            # A copy: the environment may reuse its array
-            return np.array(self._read(shown), self._dtype)
+            first = self._read(shown)
         except Unfit as unfit:
             raise self._results.refused(unfit, "reset()") from None
+        # A copy where another environment may write into the same array
+        if self._shares is False:
+            return first
+        return np.array(first)
 
     def _alike(self, shown: Any) -> Any:
         """Return an observation of a step as one array. Raises Unfit."""

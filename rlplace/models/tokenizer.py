@@ -42,6 +42,8 @@ _SPECIAL = (
     "cls_token",
     "mask_token",
 )
+# Stands for a special token that a reply has as text
+_WRITTEN = "\N{BLACK SQUARE}special\N{BLACK SQUARE}"
 # Stands for an answer in a rendered chat, to find what follows it
 _ANSWER = "\N{BLACK SQUARE}answer\N{BLACK SQUARE}"
 
@@ -162,11 +164,29 @@ class Tokenizer:
 
     def special_in(self, text: str) -> str | None:
         """Return the first special token in `text`, such as `<|im_end|>`, which is encoded as one; None without one."""
-        if self._special_texts is None:
-            tokens = [re.escape(token) for token in self._without_text]
-            self._special_texts = re.compile("|".join(tokens) or r"(?!)")
-        found = self._special_texts.search(text)
+        found = self._special_pattern().search(text)
         return found and found[0]
+
+    def with_marks(self, text: str, mark: str) -> tuple[str, Sequence[str]]:
+        """Return `text` with `mark` in the place of each special token, and these tokens as texts."""
+        pattern = self._special_pattern()
+        return pattern.sub(mark, text), pattern.findall(text)
+
+    def encode_letters(self, text: str) -> Tokens:
+        """Return the token ids of a text in which special tokens are read as the letters that they are written in."""
+        self._library.encode_special_tokens = True
+        try:
+            return self.encode(text)
+        finally:
+            self._library.encode_special_tokens = False
+
+    def _special_pattern(self) -> re.Pattern[str]:
+        """Return a pattern that matches each special token. The longest one counts where several match."""
+        if self._special_texts is None:
+            longest_first = sorted(self._without_text, key=len, reverse=True)
+            tokens = [re.escape(token) for token in longest_first]
+            self._special_texts = re.compile("|".join(tokens) or r"(?!)")
+        return self._special_texts
 
     @property
     def size(self) -> int:
@@ -365,9 +385,11 @@ class Chat:
         """Return the tokens between an answer and the next answer: the end of the answer's turn, and the reply `text`.
 
         The result ends where the next answer begins. `answer`: the tokens of the answer. If they end with a stop token,
-        the result does not repeat the stop token. Raises ConfigError if the template does not show an earlier answer
-        exactly once.
+        the result does not repeat the stop token. Special tokens that are written in the reply, such as in one that
+        repeats the answer, are letters: they end no turn. Raises ConfigError if the template does not show an earlier
+        answer exactly once.
         """
+        text, special = self._tokenizer.with_marks(text, _WRITTEN)
         # Render a chat with a mark for the answer; the reply is what follows the mark
         chat = [
             Message("user", "-"),
@@ -378,7 +400,15 @@ class Chat:
         if not found or _ANSWER in after:
             got = repr((before + after)[:200])
             raise config_error("chat-template-refused", _KEY, got, error="turns")
-        tokens = self._tokenizer.encode(after)
+        first, *others = after.split(_WRITTEN)
+        if len(others) != len(special):
+            got = repr(after[:200])
+            raise config_error("chat-template-refused", _KEY, got, error="turns")
+        parts = [self._tokenizer.encode(first)]
+        for token, part in zip(special, others, strict=True):
+            parts.append(self._tokenizer.encode_letters(token))
+            parts.append(self._tokenizer.encode(part))
+        tokens = np.concatenate(parts)
         # Leave out the stop token if the answer has it already
         ended = len(answer) > 0 and len(tokens) > 0 and answer[-1] == tokens[0]
         if ended:

@@ -308,7 +308,7 @@ class VectorEnvWorker(EnvWorker):
         rows = self._rows // groups
         # Some environments draw from the random numbers of the process
         seed_global_numbers(config.runner.seed, context.rank)
-        env = config.simulator_env
+        env = config.env
         self._action_remark = action_remark(
             env.id or env.kind,
             self.config.spaces.actions,

@@ -382,6 +382,17 @@ class EngineError(_OneProblem):
     """A generation engine behind a server did not answer, or does not have the weights that were sent to it."""
 
 
+class RayDied(_OneProblem):
+    """A process of Ray itself has died that the run depends on. What can still be saved is saved, and the run ends.
+
+    `calls_go_on`: whether workers live on for a while and can save.
+    """
+
+    def __init__(self, problem: Problem, *, calls_go_on: bool) -> None:
+        super().__init__(problem)
+        self.calls_go_on = calls_go_on
+
+
 class NodeLost(_OneProblem):
     """Machines of a run were lost, and all workers of the run were ended.
 

@@ -148,15 +148,15 @@ class _Deferral:
         self._came: list[int] = []
         # The program's handlers, by signal
         self._before = {}
-        for each in _STOPPING:
+        # The end of the grace is a signal too.
+        for each in (*_STOPPING, signal.SIGALRM):
             if _is_deferrable(each):
                 self._before[each] = signal.signal(each, self)
 
     def __call__(self, number: int, frame: FrameType | None) -> None:
         self._came.append(number)
-        _write_error(
-            f"\n{signal.Signals(number).name}: taken after this step of the start\n"
-        )
+        if number != signal.SIGALRM:
+            _write_error(f"\n{signal.Signals(number).name}: taken after this step\n")
 
     def deliver(self) -> None:
         """Call the previous handlers for the collected signals, then go on collecting.

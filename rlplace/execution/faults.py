@@ -354,6 +354,7 @@ class Recovery:
                 if group.at_work:
                     group.cancel(str(error).partition("\n")[0])
                 group.wait_wound_down()
+            self._cluster.check(idle=True)
             if self._cluster.lost_nodes():
                 raise error
             self._check(error, iteration, failures)

@@ -29,6 +29,7 @@ from rlplace.errors import (
     ConfigError,
     NodeLost,
     OutputError,
+    RayDied,
     RlplaceError,
     WorkerError,
 )
@@ -334,7 +335,14 @@ def _run(
                     while policies is None:
                         try:
                             _train(
-                                job, loop, curves, callbacks, saving, signals, observed
+                                job,
+                                cluster,
+                                loop,
+                                curves,
+                                callbacks,
+                                saving,
+                                signals,
+                                observed,
                             )
                             saving.last()
                             saved = _policies(job, folder)
@@ -342,9 +350,14 @@ def _run(
                             policies = saved
                         except StateLost:
                             curves = sinks(_went_back(loop, saving))
-                except (RlplaceError, Stopped):
+                except (RlplaceError, Stopped) as error:
+                    if isinstance(error, RayDied):
+                        _tell(
+                            f"{error.problem.key}: {error.problem.what}; saves, and ends"
+                        )
                     if not signals.at_once:
-                        saving.rescue()
+                        ending = isinstance(error, RayDied) and not error.calls_go_on
+                        saving.rescue(ending=ending)
                     raise
         finally:
             display.close()
@@ -482,12 +495,18 @@ def _naming_lost_nodes(
 ) -> Iterator[None]:
     """Return a context manager that replaces an error by NodeLost, if the run was ready and has lost nodes.
 
+    An error after the death of a process of Ray is replaced by RayDied.
+
     `newest`: returns the folder of the newest checkpoint. `loop`: the running loop; None before the loop exists.
     `groups`: the launched worker groups.
     """
     try:
         yield
     except RlplaceError as error:
+        if isinstance(error, RayDied):
+            raise
+        if (died := cluster.ray_died()) is not None:
+            raise died from error
         if history.ready_s is None or not (lost := cluster.lost_nodes()):
             raise
         failed_at_s = first_failure_s(groups)
@@ -681,6 +700,7 @@ def _report(
 
 def _train(
     job: JobSpec,
+    cluster: Cluster,
     loop: Loop,
     sinks: Sequence[Sink],
     callbacks: Callbacks,
@@ -701,6 +721,7 @@ def _train(
     while progress.iterations < runner.total_iterations:
         if signals.asked or progress.reached(runner.stop_at_return):
             break
+        cluster.check(idle=True)
         at = progress.iterations
         evaluates = eval_every > 0 and at % eval_every == 0
         numbers = loop.iteration(at, evaluate=evaluates)

@@ -141,14 +141,16 @@ class Saving:
         self._begin(tuple(self._ranks))
         self._said(wait_s=self._longest_s)
 
-    def rescue(self) -> None:
+    def rescue(self, *, ending: bool = False) -> None:
         """After a failure, save the state after the last complete iteration, for all components except env.
 
-        If this state can no longer be saved, only print a message.
+        If this state can no longer be saved, only print a message. `ending`: whether all workers are ending, so that
+        their files are there soon or never.
         """
         if self._progress.iterations and self._saved != self._progress.iterations:
             self._rescue(tuple(c for c in self._ranks if role_of(c) != "env"))
-        self._said(wait_s=self._config.grace_s / 2)
+        wait_s = self._config.grace_s / 2
+        self._said(wait_s=min(wait_s, _DEAD_S) if ending else wait_s)
 
     def without_state(self, lost: Collection[str]) -> set[str]:
         """Return the components whose state is not in the newest checkpoint; all components if there is no checkpoint.

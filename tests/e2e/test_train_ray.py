@@ -175,7 +175,7 @@ def test_a_run_can_be_stopped_while_it_starts(
     (os.killpg if number == signal.SIGINT else os.kill)(process.pid, number)
     run = finish(process, tmp_path, before)
     assert run.code == 128 + number
-    deferred = f"\n{number.name}: taken after this step of the start\n"  # if Ray was being called
+    deferred = f"\n{number.name}: taken after this step\n"  # if Ray was being called
     assert run.err.removeprefix(deferred).startswith(f"stopped by {number.name}\n")
     assert "Traceback" not in run.err
     _, alive = psutil.wait_procs(started, timeout=20.0)

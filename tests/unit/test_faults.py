@@ -9,9 +9,16 @@ from typing import Any, cast
 
 import pytest
 
+from rlplace.codes import problem
 from rlplace.config.blocks.engine import FaultsConfig
 from rlplace.config.blocks.machines import CommConfig, RayConfig
-from rlplace.errors import ClusterError, Problem, WorkerError, WorkerTimeout
+from rlplace.errors import (
+    ClusterError,
+    Problem,
+    RayDied,
+    WorkerError,
+    WorkerTimeout,
+)
 from rlplace.execution.faults import Fault, History, Recovery, faults_of
 from rlplace.placement.language.slots import FlexiblePlacementStrategy, Slot
 from rlplace.placement.machines.topology import Topology
@@ -52,6 +59,11 @@ class Cluster:
         self.next_failed: list[WorkerError] = []  # as they start
         self.free: list[int] = []  # accelerators
         self.placed: list[Slot] = []  # of env, once it starts again
+        self.died: RayDied | None = None  # the error about a process of Ray
+
+    def check(self, *, idle: bool = False) -> None:
+        if self.died is not None:
+            raise self.died
 
     def lost_nodes(self) -> dict[int, str]:
         return {}
@@ -170,6 +182,18 @@ def test_all_faults_that_a_run_went_back_for_are_told_once_it_has(
     assert [round(fault.redone_s, 1) for fault in whole] == [31.0, 0.5]
     assert made.faults[1:] == whole
     assert (len(said), made.state_lost) == (3, False)
+
+
+def test_no_worker_is_started_again_on_a_ray_that_has_died(
+    groups: dict[str, Group],
+) -> None:
+    made, cluster = recovery(groups, [])
+    groups["env"].ranks[0] = None
+    text = problem("ray-died", "cluster.ray", error="raylet", logs="/tmp/ray")
+    cluster.died = RayDied(text, calls_go_on=False)
+    with pytest.raises(RayDied, match="raylet"):
+        made.recover(died("env"), iteration=4, stage="rollout", redone_s=1.0)
+    assert cluster.restarted == []
 
 
 def test_what_no_checkpoint_has_starts_again_as_a_whole(
@@ -384,20 +408,14 @@ def ray_launcher() -> Any:
 def test_accelerators_of_a_node_that_does_not_answer_are_not_taken(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    from ray.exceptions import GetTimeoutError
-
     from rlplace.workers.ray_launch import launcher as module
-
-    def get(asked: object, *, timeout: float) -> None:
-        raise GetTimeoutError(f"{asked} for {timeout:g} s")
 
     removed: list[object] = []
     bundles = types.SimpleNamespace(wait=lambda timeout_s: True)
     monkeypatch.setattr(module, "placement_group", lambda *_, **__: bundles)
     monkeypatch.setattr(module, "remove_placement_group", removed.append)
     monkeypatch.setattr(module, "_ask", lambda *_: "the ids")
-    monkeypatch.setattr(module.ray, "get", get)
-    monkeypatch.setattr(module, "late_of", lambda asked, limit_s: asked)
+    monkeypatch.setattr(module, "late_of", lambda asked, limit_s, interrupt: asked)
     launcher = ray_launcher()
     launcher._machines = [Machine(id="a", address="10.0.0.2", total={"GPU": 4.0})]
     launcher._reserved = {0: NodeUse(node=0, accelerators=(0,), kind="cuda")}

@@ -118,6 +118,9 @@ class Machines:
     def lost_nodes(self) -> dict[int, str]:
         return {1: "10.0.0.3"}
 
+    def ray_died(self) -> None:
+        return None
+
     def __enter__(self) -> Machines:
         return self
 

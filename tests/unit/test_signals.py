@@ -210,9 +210,28 @@ def test_the_second_signal_ends_a_run_also_where_both_were_deferred(
     with signals.patient(60.0), pytest.raises(Stopped, match="SIGINT"):
         defer()
     assert signals.at_once
-    assert (
-        capfd.readouterr().err.count("SIGINT: taken after this step of the start") == 2
-    )
+    assert capfd.readouterr().err.count("SIGINT: taken after this step\n") == 2
+
+
+def test_the_end_of_the_grace_waits_for_the_end_of_a_call_of_ray(
+    signals: Signals,
+) -> None:
+    whole = False
+
+    def call_ray() -> None:
+        nonlocal whole
+        with deferred():
+            _send(signal.SIGINT)
+            deliver_deferred()
+            # The time of the iteration ends meanwhile.
+            time.sleep(0.3)
+            whole = True
+            deliver_deferred()
+
+    with signals.patient(0.4), pytest.raises(Stopped, match="SIGINT"):
+        call_ray()
+    assert whole
+    assert not signals.at_once, "the second half is for saving"
 
 
 def test_another_thread_leaves_deferred_signals_to_the_main_thread(

@@ -31,7 +31,7 @@ from rlplace.config.blocks.machines import (
 )
 from rlplace.config.read import read_cluster
 from rlplace.config.worker_variables import named_variables
-from rlplace.errors import ClusterError, WorkerTimeout
+from rlplace.errors import ClusterError, RayDied, WorkerTimeout
 from rlplace.placement.channels import ChannelLocation
 from rlplace.placement.language.slots import PlacementStrategy, Slot
 from rlplace.placement.machines.topology import Topology
@@ -348,6 +348,7 @@ class Cluster:
         group.
         """
         group = kind(spec, handles)
+        group.interrupt = self._launcher.check
         if spec.name in self._mailboxes:
             ends = self._mailboxes[spec.name].channels
             group.channels |= {end.spec.name: end for end in ends}
@@ -486,7 +487,20 @@ class Cluster:
 
         The call may take a minute if a node does not answer.
         """
-        return self._launcher.lost_nodes()
+        with deferred():
+            return self._launcher.lost_nodes()
+
+    def check(self, *, idle: bool = False) -> None:
+        """Raise RayDied if a process of Ray has died that the run depends on.
+
+        It is raised once, and again if the run has not ended some time after. `idle`: whether no worker is at work; if
+        one is, its call may end first where that is possible.
+        """
+        self._launcher.check(idle=idle)
+
+    def ray_died(self) -> RayDied | None:
+        """Return the error about the process of Ray that has died; None if all live."""
+        return self._launcher.ray_died()
 
     def with_peers(self, lost: Lost) -> dict[str, set[int]]:
         """Return `lost` together with all ranks that must be restarted because of them, by component.
@@ -538,14 +552,17 @@ class Cluster:
         ]
         slots = {spec.slots[rank] for spec in specs for rank in lost[spec.name]}
         try:
-            started = self._launcher.restart(specs, slots)
+            with deferred():
+                started = self._launcher.restart(specs, slots)
         except ClusterError as error:
             if error.code != "workers-late":
                 raise
             raise WorkerTimeout(error.problem) from error
-        for name, group in self._groups.items():
-            group.go_on({handle.slot.rank: handle for handle in started.get(name, ())})
-        self._introduce(known)
+        with deferred():
+            for name, group in self._groups.items():
+                new = {worker.slot.rank: worker for worker in started.get(name, ())}
+                group.go_on(new)
+            self._introduce(known)
         make_room(lost)
         setups: list[Pending] = []
         again = {
@@ -838,6 +855,12 @@ class InlineLauncher:
 
     def lost_nodes(self) -> dict[int, str]:
         return {}
+
+    def check(self, *, idle: bool = False) -> None:
+        """Do nothing: threads end with this process."""
+
+    def ray_died(self) -> None:
+        return None
 
     def empty(self, channels: Iterable[Channel]) -> None:
         for channel in channels:

@@ -72,7 +72,8 @@ class Call(concurrent.futures.Future[Any]):
 
     `record`: the worker's times of the call. `failed_at_s`: time of the failure. `stopped`: the call failed only
     because its worker was stopped or an earlier call failed. `work`: if the worker dies during this call, errors name
-    the call `work` of the same message instead; None: they name this call.
+    the call `work` of the same message instead; None: they name this call. `interrupt`: called about twice a second
+    while the call is waited for; an error that it raises ends the wait.
     """
 
     # The worker's record of the call, set once the call has succeeded
@@ -81,6 +82,8 @@ class Call(concurrent.futures.Future[Any]):
     stopped = False  # it failed because its worker was stopped, or a call before it in its message failed
     # The call of the same message that stands for the worker's death in errors; None: this call
     work: Call | None = None
+    # Called while the call is waited for; may raise an error, which ends the wait
+    interrupt: Callable[[], None] = staticmethod(lambda: None)
 
     def __init__(self, slot: Slot, method: str) -> None:
         super().__init__()
@@ -227,7 +230,7 @@ def wait_until(calls: Sequence[Call], timeout_s: float, until: str) -> None:
 
     `until`: FIRST_COMPLETED, FIRST_EXCEPTION or ALL_COMPLETED of `concurrent.futures`; any of them also ends the wait
     at the first exception. The wait wakes at short intervals, because the main thread handles signals only when it is
-    awake.
+    awake; then it also calls `interrupt` of the calls, and raises the error that this raises.
     """
     end = time.monotonic() + timeout_s
     while True:
@@ -241,6 +244,8 @@ def wait_until(calls: Sequence[Call], timeout_s: float, until: str) -> None:
             return
         if any(call.exception() is not None for call in done):
             return
+        for interrupt in dict.fromkeys(call.interrupt for call in calls):
+            interrupt()
 
 
 def _fail_together(
@@ -415,6 +420,8 @@ class WorkerGroup:
     patience_s = WAIT_S  # how long a running call may take to end
     # Returns True if waiting for running calls is useless.
     in_vain: Callable[[], bool] = staticmethod(lambda: False)
+    # Called about twice a second while calls of the group are waited for; an error that it raises ends the wait.
+    interrupt: Callable[[], None] = staticmethod(lambda: None)
     # Called with the reason when the group takes no more messages (closed or failed). Must not block.
     on_end: Callable[[str], None] = staticmethod(lambda why: None)
 
@@ -551,6 +558,8 @@ class WorkerGroup:
         Each rank runs its methods one after the other, in the order in which they were sent.
         """
         calls = [Call(self.handles[rank].slot, method) for rank in ranks]
+        for call in calls:
+            call.interrupt = self.interrupt
         made = {
             rank: (call, (method, args, kwargs or {}))
             for rank, call in zip(ranks, calls, strict=True)

@@ -32,10 +32,11 @@ from rlplace.codes import problem
 from rlplace.comm.address import ChannelAddress
 from rlplace.comm.channel import Channel, ChannelSpec
 from rlplace.config.blocks.machines import CommConfig, RayConfig
-from rlplace.errors import ClusterError
+from rlplace.errors import ClusterError, RayDied
 from rlplace.placement.channels import ChannelLocation
 from rlplace.placement.language.slots import Slot
 from rlplace.placement.machines.topology import Topology
+from rlplace.signals import deliver_deferred
 from rlplace.units import counted
 from rlplace.workers.launch import reservation
 from rlplace.workers.launch.devices import Device, make_device
@@ -164,7 +165,7 @@ class RayLauncher:
         )
         self._reserved = needed
         waited_s = self._config.reserve_timeout_s
-        if not wait_ready(self._bundles.wait, waited_s):
+        if not wait_ready(self._bundles.wait, waited_s, self.check):
             raise reservation.not_free(
                 needed, self._machines, self._session.free(), waited_s
             )
@@ -174,7 +175,7 @@ class RayLauncher:
             if use.kind == "cuda" and use.accelerators
         }
         limit_s = self._config.start_timeout_s
-        if late_of(list(asked.values()), limit_s):
+        if late_of(list(asked.values()), limit_s, self.check):
             raise _late(
                 [f"one that lists the GPUs of node {node}" for node in asked], limit_s
             )
@@ -198,11 +199,13 @@ class RayLauncher:
                 [{"GPU": float(len(accelerators))}], bundle_label_selector=[label]
             )
             try:
-                given = more.wait(_FREE_S) and ray.get(
-                    _ask(_given_ids, more, 0, len(accelerators)),
-                    timeout=self._config.start_timeout_s,
-                )
-            except RayError:  # late, or its node is gone
+                given = None
+                if wait_ready(more.wait, _FREE_S, self.check):
+                    asked = _ask(_given_ids, more, 0, len(accelerators))
+                    limit_s = self._config.start_timeout_s
+                    if not late_of([asked], limit_s, self.check):
+                        given = ray.get(asked)
+            except RayError:  # its node is gone
                 given = None
             if not given:
                 remove_placement_group(more)
@@ -241,7 +244,10 @@ class RayLauncher:
             nodes = {node: self._on(node) for node in self._reserved}
             workers = (spec.worker for spec in specs)
             self._templates.start_on(
-                nodes, modules_of(workers), self._config.start_timeout_s / 3
+                nodes,
+                modules_of(workers),
+                self._config.start_timeout_s / 3,
+                self.check,
             )
         return self._launch(specs, slots, self._tell)
 
@@ -282,6 +288,10 @@ class RayLauncher:
         """
         until = time.monotonic() + _DECIDED_S
         while self._reserved and not self._session.local:
+            deliver_deferred()
+            # Without its GCS, Ray would not answer either.
+            if self._session.watch is not None and not self._session.watch.answers():
+                return {}
             servers = self._session.servers()
             used = {node: self._machines[node] for node in self._reserved}
             lost = {
@@ -296,6 +306,22 @@ class RayLauncher:
                 return lost
             time.sleep(_LOOK_S)
         return {}
+
+    def check(self, *, idle: bool = False) -> None:
+        """Raise RayDied if a process of Ray has died that the run depends on.
+
+        It is raised once, and again if the run has not ended some time after. `idle`: whether no worker is at work; if
+        one is, its call may end first where that is possible.
+        """
+        if self._session.watch is not None:
+            self._session.watch.check(idle=idle)
+
+    def ray_died(self) -> RayDied | None:
+        """Return the error about the process of Ray that has died; None if all live."""
+        if self._session.watch is None:
+            return None
+        death = self._session.watch.death()
+        return None if death is None else death.error()
 
     def empty(self, channels: Iterable[Channel]) -> None:
         """Remove all items from `channels`, and remove the buffers in shared memory through which weights are synced.
@@ -485,7 +511,7 @@ class RayLauncher:
         late = list[Any]()
         for name, references in groups.items():
             left_s = max(0.0, until - time.monotonic())
-            late += (unanswered := late_of(references, left_s))
+            late += (unanswered := late_of(references, left_s, self.check))
             if not unanswered:
                 tell(f"{name}: {counted(len(references), 'worker')} started")
         if late:
@@ -558,7 +584,8 @@ class RayLauncher:
             if self._channels is not None:
                 self._channels.close()
             # A Ray that was joined continues to run, and would keep these reservations
-            if not self._session.local and ray.is_initialized():
+            lives = self.ray_died() is None
+            if not self._session.local and ray.is_initialized() and lives:
                 for bundles in filter(None, (self._bundles, *self._more)):
                     remove_placement_group(bundles)
                 self._bundles = None

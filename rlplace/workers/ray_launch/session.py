@@ -27,6 +27,7 @@ from rlplace.signals import blocked_signals, deliver_deferred
 from rlplace.workers.launch.reservation import Machine
 from rlplace.workers.launch.sockets import ray_variables
 from rlplace.workers.ray_launch import fork, private
+from rlplace.workers.ray_launch.servers import Servers, watched
 from rlplace.workers.ray_launch.token import make_token, use_token
 
 # Ray messages that repeat our errors, or that warn of many small workers
@@ -34,6 +35,8 @@ _QUIET = "worker died or was killed|PYTHON worker processes have been started"
 
 # Ray's default of 15 makes workers starve on a busy machine. Each process has one core. Ray's usage reports are off.
 _ALWAYS = {
+    # After the death of its GCS, Ray ends the driver, workers and raylets. Until then the run saves and ends by itself.
+    "RAY_gcs_rpc_server_reconnect_timeout_s": "120",
     "RAY_worker_niceness": "0",
     "OMP_NUM_THREADS": "1",
     "RAY_USAGE_STATS_ENABLED": "0",
@@ -105,6 +108,8 @@ class RaySession:
         # Whether Ray was connected before
         self._shared = False
         self._guard: Guard | None = None
+        # Watches Ray's own processes; None before the start, and where none of them can be seen
+        self.watch: Servers | None = None
         # Servers of the Ray that was started here
         self._servers: list[psutil.Process] = []
         self._forget_token: Callable[[], None] | None = None
@@ -135,6 +140,8 @@ class RaySession:
                 self._guard = Guard.killing(started)
             elif not self._shared:
                 self._forget_token = _join(self._config.address or "auto")
+            head = ray.get_runtime_context().gcs_address
+            self.watch = watched(self._servers, head)
 
     @property
     def local(self) -> bool:

@@ -16,6 +16,10 @@ from rlplace.workers.ray_launch.template import END_S, Template
 _WAKE_S = 0.2  # longest wait between two deliveries of deferred signals
 
 
+def _nothing() -> None:
+    pass
+
+
 class Templates:
     """The template processes of all nodes of a cluster. On a node without a template, Ray starts workers in its own
     way.
@@ -41,6 +45,7 @@ class Templates:
         nodes: Mapping[int, Mapping[str, Any]],
         modules: Iterable[str],
         timeout_s: float,
+        interrupt: Callable[[], None] = _nothing,
     ) -> None:
         """Start a template on each node of `nodes` where none was tried before; wait for all of them, at most
         `timeout_s` seconds.
@@ -49,7 +54,7 @@ class Templates:
         nothing.
 
         `nodes`: node number -> options of the Ray actor that starts the template there. `modules`: names of the modules
-        that a template imports.
+        that a template imports. `interrupt`: as for `wait_ready`.
         """
         if self._here is not None:
             return
@@ -65,7 +70,7 @@ class Templates:
         }
         asked = {node: host.command.remote() for node, host in hosts.items()}
         if asked:
-            late_of(list(asked.values()), timeout_s)
+            late_of(list(asked.values()), timeout_s, interrupt)
         for node, host in hosts.items():
             try:
                 self._elsewhere[node] = host, ray.get(asked[node], timeout=0)
@@ -130,10 +135,14 @@ class Templates:
         self._elsewhere.clear()
 
 
-def late_of(references: Sequence[Any], timeout_s: float) -> list[Any]:
+def late_of(
+    references: Sequence[Any],
+    timeout_s: float,
+    interrupt: Callable[[], None] = _nothing,
+) -> list[Any]:
     """Wait up to `timeout_s` seconds for the results of Ray calls; return the references that have no result by then.
 
-    Signals of this process that rlplace has deferred are handled during the wait.
+    `interrupt`: as for `wait_ready`. Signals of this process that rlplace has deferred are handled during the wait.
     """
     late = list(references)
 
@@ -143,16 +152,20 @@ def late_of(references: Sequence[Any], timeout_s: float) -> list[Any]:
         return not late
 
     if late:
-        wait_ready(poll, timeout_s)
+        wait_ready(poll, timeout_s, interrupt)
     return late
 
 
-def wait_ready(poll: Callable[[float], bool], timeout_s: float) -> bool:
+def wait_ready(
+    poll: Callable[[float], bool],
+    timeout_s: float,
+    interrupt: Callable[[], None] = _nothing,
+) -> bool:
     """Call `poll` repeatedly until it returns True; return True. Return False if this takes more than `timeout_s`
     seconds.
 
     `poll`: its argument is the number of seconds that it may wait. Between calls, signals of this process that rlplace
-    has deferred are handled.
+    has deferred are handled, and `interrupt` is called; an error that it raises ends the wait.
     """
     until = time.monotonic() + timeout_s
     while True:
@@ -161,3 +174,4 @@ def wait_ready(poll: Callable[[float], bool], timeout_s: float) -> bool:
         deliver_deferred()
         if ready or left_s < _WAKE_S:
             return ready
+        interrupt()

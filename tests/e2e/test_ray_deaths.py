@@ -1,0 +1,98 @@
+"""Deaths of Ray's own processes in a run that has started Ray: the run names what has died, saves, and ends."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from rlplace.checkpoints.find import find, verify
+from tests.e2e.test_ending_signals import RAY_JOB
+from tests.e2e.training import Finished, finish, read_until, start
+
+pytestmark = pytest.mark.ray
+
+JOB = (*RAY_JOB, "checkpoint.every=2")
+
+
+def of_ray(process: subprocess.Popen[str], name: str) -> psutil.Process:
+    """Return the process `name` of the Ray that a run has started."""
+    found = [
+        each
+        for each in psutil.Process(process.pid).children(recursive=True)
+        if each.name() == name or (each.cmdline() or [""])[0] == name
+    ]
+    assert len(found) == 1, found
+    return found[0]
+
+
+def ended_by_the_death_of(name: str, output: Path) -> Finished:
+    process = start("hybrid_ppo", output, *JOB)
+    seen = read_until(process, "    3 ")
+    of_ray(process, name).kill()
+    began = time.monotonic()
+    run = finish(process, output, seen)
+    print(f"ended {time.monotonic() - began:.1f} s after the death of {name}")
+    return run
+
+
+@pytest.mark.parametrize(
+    ("name", "cause"),
+    [
+        ("gcs_server", "cluster.ray: the GCS of the Ray that this run has started"),
+        ("raylet", "cluster.ray: the raylet of the Ray that this run has started"),
+        ("ray::DashboardAgent", "as it does when one of its agents has died"),
+    ],
+)
+def test_the_death_of_a_process_of_ray_is_named(
+    name: str, cause: str, tmp_path: Path
+) -> None:
+    run = ended_by_the_death_of(name, tmp_path)
+    assert run.code == 1, run.out + run.err
+    assert cause in run.err, run.err
+    assert "[ray-died]" in run.err
+    assert "resume=auto" in run.err
+    # It is not taken for late or lost workers.
+    assert "start_timeout_s" not in run.err
+    assert "fault in" not in run.out
+    assert run.folder is not None
+    assert "[ray-died]" in (run.folder / "error.txt").read_text(encoding="utf-8")
+    summary = run.summary()
+    assert summary["state"] == "failed"
+    checkpoint = find(str(run.folder), Path())
+    assert checkpoint is not None
+    verify(checkpoint)
+    if name == "gcs_server":
+        # The workers live on, so that the last iteration is saved.
+        assert checkpoint.iteration == summary["iterations"]
+    else:
+        assert checkpoint.iteration >= summary["iterations"] - 2
+
+
+def test_ctrl_c_ends_a_recovery_that_waits(tmp_path: Path) -> None:
+    """The raylet stands still, so the rank of env that is started again does not come up; the actor is whole."""
+    process = start("hybrid_ppo", tmp_path, *JOB, "checkpoint.grace_s=6")
+    seen = read_until(process, "    3 ")
+    raylet = of_ray(process, "raylet")
+    env = [
+        each
+        for each in psutil.Process(process.pid).children(recursive=True)
+        if "env rank 0" in " ".join(each.cmdline())
+    ]
+    raylet.suspend()
+    env[0].kill()
+    time.sleep(3.0)
+    process.send_signal(signal.SIGINT)
+    run = finish(process, tmp_path, seen)
+    assert run.code == 130, run.out + run.err
+    assert "Traceback" not in run.err, run.err
+    assert "SystemError" not in run.err, run.err
+    assert run.summary()["state"] == "stopped"
+    assert run.folder is not None
+    checkpoint = find(str(run.folder), Path())
+    assert checkpoint is not None
+    verify(checkpoint)

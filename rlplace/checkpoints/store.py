@@ -19,6 +19,7 @@ from typing import TextIO
 from rlplace.checkpoints import FileRecord, failed, record_of, write_whole, written
 from rlplace.checkpoints.checkpoint import MANIFEST, Checkpoint, read
 from rlplace.checkpoints.find import FOLDER, PART, folders_of
+from rlplace.checkpoints.locks import lock_file
 from rlplace.codes import config_error, problem
 from rlplace.errors import ConfigError, OutputError, Problem, RlplaceError
 
@@ -386,18 +387,25 @@ class Saver:
 
 
 @contextlib.contextmanager
-def lock(run: Path) -> Iterator[None]:
+def lock(run: Path) -> Iterator[Problem | None]:
     """Return a context manager that locks a run's folder for this process.
 
-    The system releases the lock if the process dies. Raises ConfigError if another process has locked the folder, and
+    The system releases the lock if the process dies. The `with` block gets None, or a warning if the folder cannot be
+    locked because its file system has no flock. Raises ConfigError if another process has locked the folder, and
     OutputError if the folder cannot be written.
     """
     try:
-        file = _locked(run)
+        file, without = _locked(run)
     except OSError as error:
         raise OutputError.of(run / LOCK, error) from error
     with file:
-        yield
+        if without is None:
+            yield None
+        else:
+            reason = without.strerror or str(without)
+            yield problem(
+                "run-not-locked", "runner.output_dir", str(run), reason=reason
+            )
 
 
 def in_use(run: Path) -> bool:
@@ -412,21 +420,22 @@ def in_use(run: Path) -> bool:
     return False
 
 
-def _locked(run: Path) -> TextIO:
+def _locked(run: Path) -> tuple[TextIO, OSError | None]:
     """Lock the lock file of a run, write the number of this process into it, and return the open file.
 
-    Raises ConfigError if another process has locked the run, and OSError.
+    Also return the error of a file system without flock; None if the file is locked. Raises ConfigError if another
+    process has locked the run, and OSError.
     """
     file = open(run / LOCK, "a+", encoding="utf-8")  # noqa: SIM115  `lock` closes it
     try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        without = lock_file(file)
     except BlockingIOError as error:
         file.seek(0)
         raise _in_use(run, file.read().strip()) from error
     file.truncate(0)
     file.write(f"process {os.getpid()} on {socket.gethostname()}\n")
     file.flush()
-    return file
+    return file, without
 
 
 def _in_use(run: Path, by: str) -> ConfigError:

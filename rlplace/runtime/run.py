@@ -156,7 +156,9 @@ def run(
         if resumed is None
         else resumed.run
     )
-    with lock(folder):
+    with lock(folder) as not_locked:
+        if not_locked is not None:
+            _tell(not_locked.render())
         texts = {
             CONFIG: yaml.safe_dump(saved_mapping(resolved), sort_keys=False),
             PLAN: json.dumps(render_json(report), indent=1) + "\n",

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import concurrent.futures
 import contextlib
-import fcntl
+import logging
 import os
 import secrets
 import time
@@ -32,6 +32,7 @@ import numpy as np
 import torch
 import urllib3
 
+from rlplace.checkpoints.locks import lock_file
 from rlplace.codes import problem
 from rlplace.errors import EngineError
 from rlplace.models.checkpoint import as_stored, write_model
@@ -113,11 +114,15 @@ class VllmServer:
         self._folder.mkdir(parents=True, exist_ok=True)
         self._lock = (self._folder / "lock").open("w")
         try:
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
+            without = lock_file(self._lock)
+        except BlockingIOError:
             self._lock.close()
             lock = self._folder / "lock"
             raise self._failed("in-use", lock=lock) from None
+        if without is not None:
+            lock = self._folder / "lock"
+            warning = self._failed("not-locked", lock=lock, reason=without.strerror)
+            logging.getLogger("rlplace").warning("%s", warning)
         try:
             self._check(start_s)
             self._call_weights("none yet")

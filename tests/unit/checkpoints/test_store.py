@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import os
 import re
 import resource
@@ -18,7 +20,7 @@ import pytest
 
 from rlplace.checkpoints import report_failed, report_written
 from rlplace.checkpoints.find import find, verify
-from rlplace.checkpoints.store import Saver, Store, lock
+from rlplace.checkpoints.store import Saver, Store, in_use, lock
 from rlplace.errors import ConfigError, OutputError
 from tests.checkpoint_writer import PATIENCE_S, RANKS, contents, save, write_ranks
 
@@ -376,6 +378,28 @@ def test_a_second_run_in_the_folder_is_refused_until_the_first_is_dead(
         except ConfigError:
             time.sleep(0.05)
     pytest.fail("the lock outlived its process")
+
+
+@pytest.mark.parametrize("number", [errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS])
+def test_a_file_system_without_flock_is_named_and_the_run_goes_on(
+    run: Path, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    def flock(file: object, operation: int) -> None:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(fcntl, "flock", flock)
+    with lock(run) as warning:
+        assert warning is not None
+        text = warning.render()
+    assert "its file system has no flock" in text
+    assert os.strerror(number) in text
+    assert "bytes are free" not in text
+    assert not in_use(run)
+
+
+def test_a_lock_that_is_granted_has_no_warning(run: Path) -> None:
+    with lock(run) as warning:
+        assert warning is None
 
 
 def test_an_error_of_the_run_itself_passes_through_the_lock(run: Path) -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import errno
+import fcntl
 import json
 import threading
 import time
@@ -291,6 +293,19 @@ def test_a_server_that_hangs_refuses_or_keeps_its_cache_is_named(
     with pytest.raises(EngineError, match=r"gave no answer within 0\.2 s"):
         finished(engine)
     server.hangs.clear()  # else it would not be told to forget
+
+
+def test_a_folder_without_flock_is_named_and_used(
+    build: Callable[..., VllmServer],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    def flock(file: object, operation: int) -> None:
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr(fcntl, "flock", flock)
+    loaded(build())
+    assert caplog.text.count("has no flock: No locks available") == 1
 
 
 def test_weights_that_another_engine_has_sent_are_noticed(

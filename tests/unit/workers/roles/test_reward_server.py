@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import http.client
+import socket
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,8 +18,9 @@ from rlplace.config.blocks.language_model import RewardConfig
 from rlplace.errors import RewardError
 from rlplace.models.tokenizer import Tokenizer
 from rlplace.tokens import Sample
+from rlplace.workers.roles import reward_server
 from rlplace.workers.roles.reward import RewardClient, RewardEndpointWorker
-from rlplace.workers.roles.reward_server import RewardServer, main
+from rlplace.workers.roles.reward_server import RewardServer, main, most_tokens
 from tests.lm_ranks import made_up_samples
 from tests.scorer_ranks import ScorerScenario, scored_by, values, with_text
 from tests.tiny_lm import tiny_model, tiny_reward_model
@@ -95,9 +98,9 @@ def test_texts_are_scored_in_their_order_whatever_the_packing(
     assert len(set(found)) == 4
 
 
-def client(url: str, **others: Any) -> RewardClient:
+def client(url: str, *, retries_of: int = 0, **others: Any) -> RewardClient:
     return RewardClient(
-        RewardConfig(url=url, timeout_s=30.0, retries=0, **others),
+        RewardConfig(url=url, timeout_s=30.0, retries=retries_of, **others),
         "reward",
         threading.Event(),
     )
@@ -122,6 +125,83 @@ def test_without_the_token_nothing_is_scored(
 def test_what_is_no_query_is_refused(scorer: Path) -> None:
     with serving(scorer) as url, pytest.raises(RewardError, match="no text empty"):
         ask(url, [""])
+
+
+def post(url: str, body: bytes, **headers: str) -> tuple[int, bytes]:
+    """Send a request with these headers as they are; return the status and the body of the answer."""
+    host, _, port = url.removeprefix("http://").partition(":")
+    connection = http.client.HTTPConnection(host, int(port), timeout=60.0)
+    with contextlib.closing(connection):
+        connection.putrequest("POST", "/")
+        for name, value in headers.items():
+            connection.putheader(name.replace("_", "-"), value)
+        connection.endheaders()
+        with contextlib.suppress(ConnectionError):
+            connection.send(body)
+        answer = connection.getresponse()
+        return answer.status, answer.read()
+
+
+@pytest.mark.parametrize("key", ["Bearer abd", "abc", "Bearer \xe9", "bearer abc"])
+@pytest.mark.parametrize("length", ["600000000", "-1", "9" * 30, "3"])
+def test_who_has_no_key_sends_no_body(scorer: Path, key: str, length: str) -> None:
+    with serving(scorer, api_key="abc") as url:
+        status, _ = post(url, b"abc", Content_Length=length, Authorization=key)
+    assert status == 401
+
+
+@pytest.mark.parametrize(
+    ("length", "status"),
+    [("-1", 411), ("", 411), ("x", 411), (str(1 << 40), 413), ("9" * 30, 411)],
+)
+def test_the_size_of_a_request_has_a_limit(
+    scorer: Path, length: str, status: int
+) -> None:
+    with serving(scorer) as url:
+        assert post(url, b"", Content_Length=length)[0] == status
+
+
+@pytest.mark.parametrize("text", ["[" * 200_000, r'{"query": ["\ud800"]}', "{", "3"])
+def test_what_is_no_json_of_texts_is_refused(
+    scorer: Path, text: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    with serving(scorer) as url:
+        status, answer = post(url, text.encode(), Content_Length=str(len(text)))
+    assert (status, b"no text empty" in answer) == (400, True)
+    assert "Traceback" not in capfd.readouterr().err
+
+
+def test_a_text_that_is_longer_than_the_model_reads_is_refused(scorer: Path) -> None:
+    longest = most_tokens(scorer)
+    assert longest is not None
+    with (
+        serving(scorer) as url,
+        pytest.raises(RewardError, match=f"the model reads {longest}"),
+    ):
+        ask(url, ["word " * (longest + 1)])
+
+
+def test_half_requests_end_and_leave_room_for_others(
+    scorer: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(reward_server, "_MOST_CONNECTIONS", 2)
+    monkeypatch.setattr(reward_server._Post, "timeout", 0.2)
+    with serving(scorer) as url:
+        port = int(url.rpartition(":")[2])
+        half = b"POST / HTTP/1.1\r\nContent-Length: 9\r\n\r\n{"
+        with contextlib.ExitStack() as opened:
+            silent = [
+                opened.enter_context(socket.create_connection(("127.0.0.1", port)))
+                for _ in range(2)
+            ]
+            for each in silent:
+                each.sendall(half)
+            # Each is closed after its silence, without an answer.
+            for each in silent:
+                assert each.recv(100) == b""
+        # A place is free once its thread has ended.
+        assert len(client(url, retries_of=50).scores(["a"], ["a"], [None])) == 1
+    assert "Traceback" not in capfd.readouterr().err
 
 
 def test_a_token_that_is_not_set_is_said_before_the_model_is_loaded(

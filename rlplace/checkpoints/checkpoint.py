@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -79,12 +79,20 @@ def read(folder: Path, key: str = "resume") -> Checkpoint:
         values = json.loads(manifest.read_text(encoding="utf-8"))
         # A later format may have other keys, so it is checked before all others.
         form = values["format"]
-        if isinstance(form, int) and form > FORMAT:
+        if type(form) is not int or form < 1:
+            raise ValueError(f"its format is {form!r}, and not {FORMAT}")
+        if form > FORMAT:
             raise _newer(key, manifest, form)
         checkpoint = _checkpoint(folder, values)
     except ConfigError:
         raise
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except (
+        ValueError,
+        KeyError,
+        TypeError,
+        AttributeError,
+        RecursionError,
+    ) as error:
         reason = f"{type(error).__name__}: {error}"
         raise codes.config_error(
             DAMAGED, key, str(manifest), error="manifest", reason=reason
@@ -110,20 +118,39 @@ def _checkpoint(folder: Path, values: Mapping[str, Any]) -> Checkpoint:
         size = int(record["bytes"])
         sha256 = str(record["sha256"])
         files[_inside(name)] = FileRecord(bytes=size, sha256=sha256)
+    ranks = {str(component): int(count) for component, count in values["ranks"].items()}
+    _check_files(ranks, files)
+    # The folder's name begins with the iteration, by which checkpoints are sorted.
+    iteration = int(values["iteration"])
+    named = folder.name.partition(".")[0]
+    if named.isdecimal() and int(named) != iteration:
+        raise ValueError(f"its iteration is {iteration}, and its folder is {named}")
     score = values["score"]
     if score is not None:
         score = float(score)
-    ranks = values["ranks"].items()
     libraries = values["libraries"].items()
     return Checkpoint(
         folder=folder,
-        iteration=int(values["iteration"]),
+        iteration=iteration,
         version=int(values["version"]),
         score=score,
-        ranks={str(component): int(count) for component, count in ranks},
+        ranks=ranks,
         libraries={str(name): str(version) for name, version in libraries},
         files=files,
     )
+
+
+def _check_files(ranks: Mapping[str, int], files: Collection[str]) -> None:
+    """Check that a manifest lists the files that every checkpoint has.
+
+    Raises ValueError if the driver's state is missing, or if files are of a component that has no ranks. `ranks`:
+    component -> number of its ranks. `files`: paths below the checkpoint's folder.
+    """
+    if RUN not in files:
+        raise ValueError(f"it lists no {RUN}")
+    written = {name.partition("/")[0] for name in files if "/" in name}
+    for component in sorted(written - ranks.keys()):
+        raise ValueError(f"it lists files of {component}, which has no ranks")
 
 
 def _inside(name: str) -> str:

@@ -182,7 +182,7 @@ def _measurements(file: str) -> Measurements:
     """
     try:
         record = json.loads(Path(file).read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise config_error(
             "not-measurements",
             "--measured",

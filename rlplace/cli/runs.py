@@ -206,7 +206,7 @@ def _lines(file: Path) -> Iterator[Mapping[str, Any]]:
 def _mapping(text: str) -> Mapping[str, Any]:
     try:
         found = json.loads(text)
-    except ValueError:  # being written, or truncated
+    except (ValueError, RecursionError):  # being written, truncated or damaged
         return {}
     if isinstance(found, dict):
         return found

@@ -179,7 +179,7 @@ def read_profile(text: str, *, file: str) -> Profile:
     """
     try:
         record = json.loads(text)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise config_error("not-a-profile", file, str(error), error="json") from error
     if not isinstance(record, dict) or record.get(VERSION_KEY) != VERSION:
         got = type(record).__name__

@@ -143,7 +143,14 @@ def unread_weights(folder: Path) -> str | None:
             missing = expected - _header(file).keys()
             if missing:
                 return f"{file} has no {min(missing)}, which {INDEX} names"
-    except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
+    except (
+        OSError,
+        ValueError,
+        LookupError,
+        TypeError,
+        AttributeError,
+        RecursionError,
+    ) as error:
         if isinstance(error, FileNotFoundError):
             return f"{file} is missing"
         return f"{file} cannot be read: {error}"

@@ -459,7 +459,7 @@ def _json(file: Path) -> dict[str, Any]:
     try:
         text = file.read_text(encoding="utf-8") if file.is_file() else "{}"
         content: object = json.loads(text)
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise _damaged(file, error) from error
     if not isinstance(content, dict):
         raise _damaged(

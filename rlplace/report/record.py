@@ -192,7 +192,10 @@ def _text(file: Path) -> str:
 
 
 def _mapping(file: Path) -> dict[str, Any]:
-    found = json.loads(_text(file))
+    try:
+        found = json.loads(_text(file))
+    except RecursionError as error:
+        raise ValueError(f"{file.name} is nested too deeply") from error
     if not isinstance(found, dict):
         raise ValueError(f"{file.name} is no JSON object")
     return found
@@ -262,7 +265,7 @@ def _lines(file: Path, key: str) -> Iterator[tuple[float, Mapping[str, Any]]]:
                 iteration = float(record["iteration"])
                 if not math.isfinite(iteration):
                     raise ValueError("its iteration is no finite number")
-            except (ValueError, TypeError, KeyError) as error:
+            except (ValueError, TypeError, KeyError, RecursionError) as error:
                 raise config_error(
                     "broken-metrics",
                     key,

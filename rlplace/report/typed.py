@@ -138,7 +138,7 @@ def commands(folder: Path) -> list[dict[str, Any]]:
     """Return the recorded commands of a run, oldest first; an empty list if the record is missing or damaged."""
     try:
         found = json.loads((folder / COMMAND).read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return []
     if isinstance(found, list):
         return [each for each in found if isinstance(each, dict)]

@@ -103,7 +103,7 @@ def _config_json(
     except FileNotFoundError:
         keys = None
         which = "no-config-json"
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         keys = None
         which = "unread-config"
         reason = str(error)

@@ -253,8 +253,8 @@ class RewardClient:
             rewards = json.loads(answer)["rewards"]
             if not isinstance(rewards, list):
                 raise TypeError
-            numbers = [float(reward) for reward in rewards]
-        except (ValueError, KeyError, TypeError, OverflowError):
+            numbers = list(map(_number, rewards))
+        except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
             numbers = []
             error = "no-rewards"
         else:
@@ -392,6 +392,13 @@ class RewardClient:
         parts = urllib.parse.urlsplit(self._url)
         host = parts.netloc.rpartition("@")[2]
         return urllib.parse.urlunsplit((parts.scheme, host, parts.path, "", ""))
+
+
+def _number(reward: object) -> float:
+    """Return a reward of an endpoint's answer. Raises TypeError if it is no number, such as `true` or a text."""
+    if isinstance(reward, bool) or not isinstance(reward, int | float):
+        raise TypeError(f"{reward!r} is no number")
+    return float(reward)
 
 
 def _retry_after_s(headers: Mapping[str, str]) -> float:

@@ -200,6 +200,7 @@ def test_without_a_whole_one_auto_does_not_start_anew(runs: Path) -> None:
         '{"format": 1, "files": {"a": 3}}',
         "\udcff",
         '{"format": "one"}',
+        "[" * 200_000,
     ],
 )
 def test_a_manifest_that_is_none(runs: Path, text: str) -> None:
@@ -208,6 +209,31 @@ def test_a_manifest_that_is_none(runs: Path, text: str) -> None:
     assert newest(runs).folder.name == "000010"
     with refused("checkpoint-damaged", str(manifest), "/000010", leaving=runs):
         find(str(manifest.parent), runs)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "said"),
+    [
+        ("format", 0, "its format is 0"),
+        ("format", "1", "its format is '1'"),
+        ("format", None, "its format is None"),
+        ("format", True, "its format is True"),
+        ("files", {}, "it lists no run.json"),
+        ("ranks", {}, "it lists files of actor, which has no ranks"),
+        ("iteration", 10**30, f"its iteration is {10**30}, and its folder is 000020"),
+    ],
+)
+def test_a_manifest_with_other_values_is_damaged(
+    runs: Path, name: str, value: object, said: str
+) -> None:
+    manifest = newest(runs).folder / "manifest.json"
+    assert newest(runs).folder.name == "000020"
+    values = json.loads(manifest.read_text()) | {name: value}
+    manifest.write_text(json.dumps(values))
+    with refused("checkpoint-damaged", str(manifest), said, leaving=runs):
+        find(str(manifest.parent), runs)
+    # `auto` takes the one before.
+    assert newest(runs).folder.name == "000010"
 
 
 def test_a_manifest_cannot_name_files_elsewhere(runs: Path) -> None:

@@ -156,6 +156,9 @@ def test_what_fails_for_a_moment_is_asked_again() -> None:
         (200, '{"scores": [1, 2]}', "reward-endpoint-answer", "it is not"),
         (200, '{"rewards": 1}', "reward-endpoint-answer", "it is not"),
         (200, '{"rewards": ["good", "bad"]}', "reward-endpoint-answer", "it is not"),
+        (200, '{"rewards": ["1", "2"]}', "reward-endpoint-answer", "it is not"),
+        (200, '{"rewards": [true, 1]}', "reward-endpoint-answer", "it is not"),
+        (200, "[" * 200_000, "reward-endpoint-answer", "it is not"),
         (200, '{"rewards": [1]}', "reward-endpoint-answer", "1 rewards for 2 queries"),
         (
             200,

@@ -135,8 +135,10 @@ class Channel(abc.ABC):
     by reference. If an item cannot be unpickled, the `get` that took it raises the error. In a batch, all other items
     are returned, and the next get of this end at this key raises the error.
 
-    If a process dies, its waits and its unfinished puts are removed, and other processes continue. The channel breaks
-    only if the process dies in the middle of a change of the channel's state.
+    If a process dies, its waits and its unfinished puts are removed within a second or two of waiting or polling, and
+    other processes continue. The channel breaks only if the process dies in the middle of a change of the channel's
+    state. Each item is taken once. What a process has taken when it dies is lost with it, except that a consumer on
+    another node may die before its confirmation has arrived: the item is then taken once more, by another consumer.
     """
 
     def __init__(self, spec: ChannelSpec, owner: str = "an unnamed worker") -> None:

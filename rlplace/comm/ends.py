@@ -80,6 +80,9 @@ class Attachment:
         self.process = processes.this_process()
         self.wakers = Wakers()
         self.queue = QueueMachine(self.table, self.process, self.store)
+        # Monotonic time from which a call that has waited looks for dead processes. It is kept from call to call: calls
+        # with short deadlines look too.
+        self._next_look_s = time.monotonic() + LOOK_S
         # Steps of `undo` that are still to come
         self._late: list[Callable[[], object]] = []
 
@@ -147,6 +150,17 @@ class Attachment:
         if dead:
             self.run(self.queue.end_of_processes, dead, now)
 
+    def _look_if_due(self, now: float) -> bool:
+        """Call `look_for_dead` if the last call of this process was `LOOK_S` seconds ago; return whether it was called.
+
+        `now`: present time by `time.monotonic()`.
+        """
+        if now < self._next_look_s:
+            return False
+        self._next_look_s = now + LOOK_S
+        self.look_for_dead(now)
+        return True
+
     def _suspects(self, now: float) -> set[int]:
         """Return the numbers of the processes that `look_for_dead` has to check: all others that use the channel.
 
@@ -190,6 +204,8 @@ class Attachment:
         if self.run(step, request, 0, now, patience_s=patience_s or 0.0):
             return
         if patience_s is None:
+            if self._look_if_due(now) and self.run(step, request, 0, now):
+                return
             raise self.run(self.queue.refused, request, now)
         if self._spin(request) and self.run(step, request, 0, time.monotonic()):
             return
@@ -238,15 +254,14 @@ class Attachment:
         raised.
         """
         now = time.monotonic()
-        next_look = now + LOOK_S
         while not self.run(step, request, waker, now):
             if now >= deadline:
+                if self._look_if_due(now) and self.run(step, request, waker, now):
+                    return
                 raise self.run(self.queue.expired, request, now)
             yield min(deadline - now, TICK_S)
             now = time.monotonic()
-            if now >= next_look:
-                next_look = now + LOOK_S
-                self.look_for_dead(now)
+            self._look_if_due(now)
 
     def _spin(self, request: Put | Get) -> bool:
         """Poll for a moment, without the lock, for the free room or the item that a request needs; return whether to

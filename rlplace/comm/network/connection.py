@@ -344,7 +344,9 @@ class RemoteChannel(Channel):
 
     - The server ends: every end raises ChannelBroken within seconds.
     - This process ends: the server withdraws its waits within seconds. An item that is on its way to this process goes
-      back to the front of its line; an item that this process has confirmed is lost.
+      back to the front of its line; an item that this process has confirmed is lost. If the process has the item, and
+      dies before its confirmation has arrived, the item is taken twice: no protocol can tell this from an item that
+      was on its way.
     - The network fails: a short interruption (`wire.LOST_S` after TCP has given up) neither loses nor doubles an item.
       A longer interruption counts as the end of the server here, and as the end of this process at the server.
     """

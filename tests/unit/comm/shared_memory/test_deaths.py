@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 from collections.abc import Callable
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -16,7 +17,14 @@ from rlplace.comm import ends
 from rlplace.comm.channel import ChannelSpec
 from rlplace.comm.shared_memory.arena import Arena
 from rlplace.comm.shared_memory.channel import SharedChannel
-from rlplace.errors import ChannelBroken, ChannelTimeout
+from rlplace.comm.table import ITEMS
+from rlplace.errors import (
+    ChannelBroken,
+    ChannelEmpty,
+    ChannelFull,
+    ChannelTimeout,
+    EndOfStream,
+)
 from tests.channel_peer import PATIENCE_S, held_bytes, until
 
 LARGE = np.zeros(3000)  # too large for an entry
@@ -212,3 +220,70 @@ def test_a_stopped_process_that_waits_holds_up_no_other(
         assert channel.get(timeout_s=5.0) == i
     os.kill(producer.pid, signal.SIGCONT)
     assert channel.get() == "late"
+
+
+def stops_with_credit(channel: SharedChannel) -> None:
+    """Takes credit for a small item and stays."""
+    channel._attachment.store.write = lambda *_: signal.pause()
+    channel.put(LARGE)
+
+
+@pytest.mark.parametrize("polls", [0.0, 0.01, None])
+def test_puts_with_short_deadlines_find_the_dead(
+    make: Callable,
+    start: Callable[..., BaseProcess],
+    monkeypatch: pytest.MonkeyPatch,
+    polls: float | None,
+) -> None:
+    """The deadline of each call is shorter than the time between two looks."""
+    monkeypatch.setattr(ends, "LOOK_S", 0.5)
+    channel = make(capacity_items=1)
+    producer = start(stops_with_credit, channel.named("env rank 1"))
+    until_held(channel)
+    end(producer)
+    until_s = time.monotonic() + PATIENCE_S
+    while time.monotonic() < until_s:
+        try:
+            if polls is None:
+                channel.put_nowait("a")
+            else:
+                channel.put("a", timeout_s=polls)
+            break
+        except (ChannelTimeout, ChannelFull):
+            pass
+    else:
+        pytest.fail("the credit of the dead never came back")
+    assert channel.get() == "a"
+
+
+@pytest.mark.parametrize("polls", [0.01, None])
+def test_gets_with_short_deadlines_see_the_end_after_a_death(
+    make: Callable,
+    start: Callable[..., BaseProcess],
+    monkeypatch: pytest.MonkeyPatch,
+    polls: float | None,
+) -> None:
+    monkeypatch.setattr(ends, "LOOK_S", 0.5)
+    channel = make()
+    producer = start(stops_with_credit, channel.named("env rank 1"))
+    until_held(channel)
+    end(producer)
+    channel.close()
+    until_s = time.monotonic() + PATIENCE_S
+    while time.monotonic() < until_s:
+        try:
+            if polls is None:
+                channel.get_nowait()
+            else:
+                channel.get(timeout_s=polls)
+        except EndOfStream:
+            return
+        except (ChannelTimeout, ChannelEmpty):
+            pass
+    pytest.fail("the stream never ended")
+
+
+def until_held(channel: SharedChannel) -> None:
+    """Wait until another process has taken credit, without a look for the dead."""
+    while not channel._attachment.table.words[ITEMS]:
+        pass

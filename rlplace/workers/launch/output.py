@@ -38,6 +38,8 @@ class Outputs:
         """
         self._of_thread = threading.local()
         self._opened: dict[Path, TextIO] = {}
+        # The file to which the descriptors of a process of workers were redirected; it stays open
+        self._whole: TextIO | None = None
         if files and files[0] is not None and (whole := self._open(files[0])):
             # Redirect the descriptors for output of C code and of child processes.
             for descriptor in (
@@ -45,7 +47,7 @@ class Outputs:
                 2,
             ):
                 os.dup2(whole.fileno(), descriptor)
-            sys.stdout = sys.stderr = whole
+            sys.stdout = sys.stderr = self._whole = whole
         self._ours = (
             ByThread(self._of_thread, sys.stdout),
             ByThread(self._of_thread, sys.stderr),
@@ -66,7 +68,9 @@ class Outputs:
             )
 
     def close(self) -> None:
-        """Restore the earlier sys.stdout and sys.stderr.
+        """Restore the earlier sys.stdout and sys.stderr, and close the files of workers.
+
+        What a thread of a worker still writes goes to the earlier streams.
 
         If other code has replaced the streams in the meantime, its streams stay. When that code later restores the
         streams of this object, they write to the earlier streams.
@@ -74,6 +78,12 @@ class Outputs:
         for ours in self._ours:
             ours.ended = True
         sys.stdout, sys.stderr = _living(sys.stdout), _living(sys.stderr)
+        for opened in self._opened.values():
+            # A full disk must not keep the others open.
+            if opened is not self._whole:
+                with contextlib.suppress(OSError):
+                    opened.close()
+        self._opened.clear()
 
     def _open(self, file: Path) -> TextIO | None:
         """Return a stream that appends to `file` and flushes each line; the first call opens it. Return None if opening
@@ -148,7 +158,19 @@ class ByThread(Above):
         file: TextIO | None = (
             None if _is_debugged() else getattr(self._of_thread, "file", None)
         )
-        return file or self.others
+        if file is None or file.closed:
+            return self.others
+        return file
+
+    def write(self, text: str, /) -> int:
+        below = self.below
+        try:
+            return below.write(text)
+        except ValueError:
+            # The file was closed at this moment.
+            if not below.closed:
+                raise
+            return self.others.write(text)
 
 
 def _living(stream: TextIO) -> TextIO:

@@ -16,6 +16,7 @@ file in its place: it is the client at once, or executes `setup_worker.py` for a
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import gc
 import importlib
 import json
@@ -27,7 +28,7 @@ import signal
 import socket
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 # Variables for Ray processes only: Ray modules read at import which job they belong to. Ray imports the last two in
@@ -59,8 +60,30 @@ def template(listening: str, modules: list[str]) -> None:
     threads or initialized CUDA.
     """
     with socket.socket(fileno=int(listening)) as door:
-        load(modules)
+        with ends_with_input():
+            load(modules)
         serve(door)
+
+
+@contextlib.contextmanager
+def ends_with_input() -> Iterator[None]:
+    """Context manager in which the system ends this process when the other end of its standard input is closed.
+
+    The other end closes when the driver ends or is killed. Imports, which take seconds, do not look at it themselves.
+    """
+    descriptor = sys.stdin.fileno()
+    flags = fcntl.fcntl(descriptor, fcntl.F_GETFL)
+    # A new program inherits an ignored signal.
+    signal.signal(signal.SIGIO, signal.SIG_DFL)
+    fcntl.fcntl(descriptor, fcntl.F_SETOWN, os.getpid())
+    fcntl.fcntl(descriptor, fcntl.F_SETFL, flags | os.O_ASYNC)
+    # It may have been closed before: nothing is ever written to it.
+    if select.select([descriptor], [], [], 0)[0]:
+        sys.exit()
+    try:
+        yield
+    finally:
+        fcntl.fcntl(descriptor, fcntl.F_SETFL, flags)
 
 
 def serve(door: socket.socket) -> None:
@@ -72,7 +95,8 @@ def serve(door: socket.socket) -> None:
             asked, descriptors = receive(link)
             if asked and not ready:
                 os.environ.update(asked["environment"])
-                load(_OF_RAY)
+                with ends_with_input():
+                    load(_OF_RAY)
                 signal.signal(signal.SIGCHLD, signal.SIG_IGN)
                 gc.collect()
                 # A collection would write to all pages, and none would stay shared with the forks.

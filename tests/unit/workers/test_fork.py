@@ -425,3 +425,37 @@ def test_nothing_of_a_template_outlives_its_owner(end: str) -> None:
     while Path(folder).exists() or Path("/proc", pid).exists():
         assert time.monotonic() < until
         time.sleep(0.05)
+
+
+@pytest.mark.parametrize("when", ["before", "during"])
+def test_a_template_ends_with_its_driver_also_while_it_imports(
+    tmp_path: Path, when: str
+) -> None:
+    """The import of a module takes as long as the test may; the driver is the other end of the standard input."""
+    begun = tmp_path / "begun"
+    (tmp_path / "never_imported.py").write_text(
+        f"import pathlib, time\npathlib.Path({str(begun)!r}).touch()\ntime.sleep(600)\n"
+    )
+    with socket.socket(socket.AF_UNIX) as door:
+        door.bind(str(tmp_path / "door"))
+        process = subprocess.Popen(
+            [
+                sys.executable,
+                fork.__file__,
+                "--template",
+                str(door.fileno()),
+                "never_imported",
+            ],
+            stdin=subprocess.PIPE,
+            pass_fds=[door.fileno()],
+            env={**os.environ, "PYTHONPATH": str(tmp_path)},
+        )
+        try:
+            assert process.stdin is not None
+            while when == "during" and not begun.exists():
+                assert process.poll() is None
+            process.stdin.close()
+            process.wait(60.0)
+        finally:
+            process.kill()
+            process.wait()

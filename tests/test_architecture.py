@@ -91,7 +91,7 @@ DOORS = {  # library -> the only modules (or rooms) that may import it
     "hydra": {"config.compose"},
     "imageio": {"envs"},
     "imageio_ffmpeg": {"envs"},
-    "jinja2": {"models.tokenizer"},
+    "jinja2": {"models.template_limits", "models.tokenizer"},
     "math_verify": {"envs.text"},
     "mlflow": {"report.trackers"},
     "mujoco": {"envs"},

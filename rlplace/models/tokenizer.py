@@ -31,6 +31,8 @@ if TYPE_CHECKING:
     import jinja2
     from tokenizers import Tokenizer as _Library
 
+    from rlplace.models.template_limits import LimitedEnvironment
+
 _KEY = "actor.model.path"
 # Special tokens that a chat template may use, by their names in the config
 _SPECIAL = (
@@ -68,7 +70,8 @@ class Tokenizer:
             if isinstance(text, str):
                 self._special[name] = text
         self.chat_template = _chat_template(folder, config)
-        self._template: jinja2.Template | None = None
+        # The compiled template, and the environment that limits it
+        self._template: tuple[LimitedEnvironment, jinja2.Template] | None = None
         # Finds special tokens in a text; made when it is first needed
         self._special_texts: re.Pattern[str] | None = None
         # Ids that end an answer: those of generation_config.json and config.json, and the end of text
@@ -282,7 +285,9 @@ class Tokenizer:
         ]
         try:
             if self._template is None:
-                self._template = _environment().from_string(self.chat_template)
+                environment = _environment()
+                self._template = environment, environment.limited(self.chat_template)
+            environment, template = self._template
             # The template's variables: ours, the special tokens, those of the job
             known = {
                 "tools": None,
@@ -290,9 +295,9 @@ class Tokenizer:
                 **self._special,
                 **(arguments or {}),
             }
-            return self._template.render(
-                {**known, "messages": chat, "add_generation_prompt": not answered}
-            )
+            values = {**known, "messages": chat}
+            values["add_generation_prompt"] = not answered
+            return environment.render(template, values)
         except Exception as error:  # a template is a program: it may raise anything
             roles = [message.role for message in messages]
             raised = f"{type(error).__name__}: {error}"
@@ -502,11 +507,15 @@ def _chat_template(folder: Path, config: Mapping[str, Any]) -> str | None:
     return None
 
 
-def _environment() -> jinja2.Environment:
-    """Return the jinja2 environment for chat templates, with the settings of `apply_chat_template` in transformers."""
+def _environment() -> LimitedEnvironment:
+    """Return the jinja2 environment for chat templates, with the settings of `apply_chat_template` in transformers.
+
+    Time and size of a rendering are limited.
+    """
     import jinja2.ext
     import jinja2.nodes
-    import jinja2.sandbox
+
+    from rlplace.models.template_limits import LimitedEnvironment
 
     class Generation(jinja2.ext.Extension):
         """Jinja tag `{% generation %}...{% endgeneration %}`, by which templates mark answers for training on them.
@@ -537,7 +546,7 @@ def _environment() -> jinja2.Environment:
             sort_keys=sort_keys,
         )
 
-    environment = jinja2.sandbox.ImmutableSandboxedEnvironment(
+    environment = LimitedEnvironment(
         trim_blocks=True,
         lstrip_blocks=True,
         extensions=[Generation, jinja2.ext.loopcontrols],

@@ -13,6 +13,7 @@ from tokenizers.processors import TemplateProcessing
 
 from rlplace.envs.text import Message
 from rlplace.errors import ConfigError
+from rlplace.models import template_limits
 from rlplace.models.tokenizer import Chat, PlainText, StopTexts, Tokenizer
 from tests.tiny_tokenizer import CHAT, END, tiny_tokenizer
 
@@ -251,6 +252,57 @@ def test_a_template_that_loses_an_answer(tmp_path: Path, template: str) -> None:
     with pytest.raises(ConfigError) as caught:
         chat.reply(np.array([5, END], np.int32), "Higher.")
     assert caught.value.codes == ("chat-template-refused",)
+
+
+@pytest.mark.parametrize(
+    "template",
+    [
+        "{{ 'a' * 5000000000 }}",
+        "{% for i in range(200) %}{{ 'a' * 1000000 }}{% endfor %}",
+        "{% set n = namespace(s='ab') %}{% for i in range(60) %}{% set n.s = n.s ~ n.s %}{% endfor %}",
+        "{% set n = namespace(s='ab') %}{% for i in range(60) %}{% set n.s = n.s + n.s %}{% endfor %}",
+        "{% set n = namespace(s=9) %}{% for i in range(60) %}{% set n.s = n.s * n.s %}{% endfor %}",
+        "{{ 9 ** (9 ** 9) }}",
+        "{{ '%09999999999d' % 1 }}",
+        "{{ '%*d' % (9999999999, 1) }}",
+        "{{ '%09999999999d' | format(1) }}",
+        "{{ '{:>9999999999}'.format(1) }}",
+        "{{ 'a'.ljust(9999999999) }}",
+        "{{ 'a' | center(9999999999) }}",
+        "{{ 'a\n' | indent(9999999999) }}",
+        "{{ ('a' * 1000000).replace('a', 'b' * 1000000) }}",
+        "{{ ('a' * 1000000) | replace('a', 'b' * 1000000) }}",
+        "{{ ('b' * 1000000).join(['a'] * 1000000) }}",
+        "{{ (['a'] * 1000000) | join('b' * 1000000) }}",
+        "{{ [] | slice(9999999999) | list }}",
+        "{% for i in range(90000) %}{% for j in range(90000) %}{% endfor %}{% endfor %}",
+        "{% set r = range(90000) %}{% for i in r %}{% for j in r %}{% endfor %}{% endfor %}",
+        "{% macro m() %}{{ m() }}{% endmacro %}{{ m() }}",
+    ],
+)
+def test_a_template_has_limits_of_time_and_size(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, template: str
+) -> None:
+    monkeypatch.setattr(template_limits, "RENDER_S", 1.0)
+    tokenizer = with_template(tmp_path, template)
+    with pytest.raises(ConfigError) as caught:
+        tokenizer.chat([Message("user", "Hi")])
+    assert caught.value.codes == ("chat-template-refused",)
+
+
+def test_a_template_within_the_limits_is_as_before(tmp_path: Path) -> None:
+    template = (
+        "{% for m in messages if m.role != 'x' %}{{ loop.index }}/{{ loop.length }}{{ ',' if not loop.last }}"
+        "{{ '**%s** %5d' % (m.content, 7) }}{{ m.content ~ '!' ~ loop.first }}{% endfor %}"
+        "{% for k, v in {'a': 1}.items() %}{{ k }}{{ v * 3 }}{% else %}none{% endfor %}"
+        "{% for k in absent %}{% else %}|none{% endfor %}{{ 'a-b'.split('-') | join('+') | upper }}"
+        "{{ 'x' * 3 }}{{ [1, 2] + [3] }}{{ 2 ** 10 }}{{ 'aXb'.replace('X', '-') }}{{ ' y ' | trim }}"
+    )
+    messages = [Message("user", "Hi"), Message("assistant", "Ho")]
+    rendered = with_template(tmp_path, template).render(messages)
+    first = "1/2,**Hi**     7Hi!True"
+    second = "2/2**Ho**     7Ho!False"
+    assert rendered == f"{first}{second}a3|noneA+Bxxx[1, 2, 3]1024a-by"
 
 
 def test_a_template_is_given_what_the_config_says(tmp_path: Path) -> None:

@@ -21,8 +21,8 @@ class Endpoint:
 
 
 def endpoint_problems(block: RewardConfig, key: str) -> Iterator[Problem]:
-    """Yield a problem if the endpoint's address is malformed, or if the environment variable with its access token is
-    not set.
+    """Yield a problem if the endpoint's address is malformed or has a password, or if the environment variable with its
+    access token is not set.
 
     `key`: key of `block` in the config.
     """
@@ -45,6 +45,23 @@ def _malformed(case: Endpoint) -> Iterator[Found]:
         yield Found(key=f"{case.key}.url", got=url)
 
 
+def _password(case: Endpoint) -> Iterator[Found]:
+    """Yield a finding if the endpoint's address has a user or password; the finding shows the address without them."""
+    try:
+        parts = urllib.parse.urlsplit(str(case.block.url))
+        host = parts.netloc.rpartition("@")
+    except ValueError:  # `_malformed` names it
+        return
+    if host[1]:
+        shown = parts._replace(netloc=f"***@{host[2]}").geturl()
+        without = parts._replace(netloc=host[2]).geturl()
+        yield Found(
+            key=f"{case.key}.url",
+            got=shown,
+            facts={"without": without, "block": case.key},
+        )
+
+
 def _missing_variable(case: Endpoint) -> Iterator[Found]:
     """Yield a finding with the name of the environment variable that should hold the access token, if it is unset or
     empty.
@@ -56,5 +73,6 @@ def _missing_variable(case: Endpoint) -> Iterator[Found]:
 
 RULES: tuple[Rule[Endpoint], ...] = (
     Rule(code="bad-reward-url", facts=_malformed),
+    Rule(code="password-in-url", facts=_password),
     Rule(code="no-api-key", facts=_missing_variable),
 )

@@ -367,7 +367,7 @@ def test_the_token_is_sent_and_never_shown(
     address = server.url.removeprefix("http://")
     with pytest.raises(RewardError) as caught:
         ask(
-            f"http://me:hidden@{address}?key=hidden",
+            f"http://{address}?key=hidden",
             timeout_s=0.1,
             api_key_env="REWARD_KEY",
         )
@@ -396,6 +396,16 @@ def test_what_is_no_address_or_no_token_is_refused(
     with pytest.raises(ConfigError) as caught:
         client(**block)
     assert [(p.code, p.key, p.got) for p in caught.value.problems] == [problem]
+
+
+@pytest.mark.parametrize("user", ["me:hidden", "me", ":hidden", "a:hidden@b"])
+def test_a_password_in_the_address_is_refused_and_not_shown(user: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        client(url=f"http://{user}@host:5000/score")
+    text = str(caught.value)
+    assert caught.value.codes == ("password-in-url",)
+    assert "hidden" not in text
+    assert "reward.url: http://host:5000/score" in text
 
 
 # ── a Python function ────────────────────────────────────────────────────────────────────────────────────────────────

@@ -63,6 +63,10 @@ _APART = {
     "reasoning_score",
     "unit_tests",
 }
+# <think>.*?</think>\s*<answer>.*?</answer>, in time in proportion to the length of the answer
+_THOUGHT_AND_ANSWERED = (
+    r"<think>(?:(?!</think>\s*<answer>).)*+</think>\s*+<answer>.*(?<=</answer>)"
+)
 # Processor time of a pattern with one episode
 _PATTERN_S = 5.0
 # Characters of an answer that an error shows
@@ -340,10 +344,11 @@ def contains(transcript: Transcript) -> float:
 def matches(
     transcript: Transcript,
     *,
-    pattern: str = r"<think>.*?</think>\s*<answer>.*?</answer>",
+    pattern: str = _THOUGHT_AND_ANSWERED,
 ) -> float:
     """Return 1 if each answer of the episode, as a whole, matches the regular expression `pattern`; else 0.
 
+    The default is <think>...</think> and then <answer>...</answer>.
     A tag that the chat template has opened for the answer, such as <think>, belongs to the answer here. An answer with
     which the pattern takes too long does not match.
     """

@@ -6,6 +6,8 @@ import dataclasses
 from typing import Any
 
 import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
 
 from rlplace.envs.text import Transcript
 from rlplace.envs.text import rewards as v
@@ -101,6 +103,31 @@ def test_a_right_answer_that_is_no_answer() -> None:
         v.exact_match(transcript("1", answer={"numbers": [1], "target": 2}))
     with pytest.raises(ValueError, match="the list of right answers is empty"):
         v.exact_match(transcript("1", answer=[]))
+
+
+@given(
+    parts=st.lists(
+        st.sampled_from(
+            ["<think>", "</think>", "<answer>", "</answer>", "\n", " ", "a", "<"]
+        ),
+        max_size=9,
+    )
+)
+@example(parts=["<think>", "</think>", "<answer>", "</answer>"])
+@example(parts=["<think>", "</think>", "a", "</think>", "<answer>", "</answer>", "a"])
+@example(parts=["<think>", "</think>", "<answer>", "a", "</answer>", "</answer>"])
+def test_the_form_is_that_of_the_simple_pattern(parts: list[str]) -> None:
+    told = transcript("".join(parts))
+    simple = r"<think>.*?</think>\s*<answer>.*?</answer>"
+    assert v.matches(told) == v.matches(told, pattern=simple)
+
+
+@pytest.mark.parametrize("part", ["<think></think><answer>", "</think> <answer>"])
+def test_the_form_of_a_long_answer_is_found_in_time(
+    part: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    assert v.matches(transcript("<think>" + 20_000 * part)) == 0
+    assert not caplog.text
 
 
 def test_a_pattern_that_takes_too_long_does_not_match(

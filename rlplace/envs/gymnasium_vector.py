@@ -68,6 +68,7 @@ class GymnasiumVector:
         # Whether environments share the memory of their observations, so that each has to be copied at once; None: not
         # known before the first step
         self._shares: bool | None = None
+        self._uncopied: list[Any] = []
         self._limit = sys.maxsize
         if max_episode_steps is not None:
             self._limit = max_episode_steps
@@ -119,7 +120,6 @@ class GymnasiumVector:
         terminations = np.zeros(len(self._envs), np.bool_)
         truncations = np.zeros(len(self._envs), np.bool_)
         shown = []
-        uncopied = []
         rewards: list[float] = []
         finals = []
         episode_returns: list[float] = []
@@ -132,9 +132,10 @@ class GymnasiumVector:
         limit = self._limit
         # Whether each row needs a closer look: an episode is at its time limit, or it is the first step
         due = clock == 1 or min(begins) <= clock - limit
-        encode = self._encode
-        # A copy is made at once where another environment may write into the same array
-        copies = self._shares is not False
+        # Observations are read one by one if they are no arrays, or if others may write into these arrays
+        read = self._encode
+        if read is None and self._shares is not False:
+            read = self._copied
         try:
             for row, (step, action) in enumerate(
                 zip(self._steps, self._taken(actions), strict=True)
@@ -145,11 +146,8 @@ class GymnasiumVector:
                 except (TypeError, ValueError):
                     values = self._results.values(made)
                     observation, reward, terminated, truncated = values
-                if encode is not None:
-                    observation = encode(observation)
-                elif copies:
-                    uncopied.append(observation)
-                    observation = np.array(self._read(observation))
+                if read is not None:
+                    observation = read(observation)
                 try:
                     number = (
                         reward_of(reward) if type(reward) is array else float(reward)
@@ -181,7 +179,8 @@ class GymnasiumVector:
                     observation = self._first(self._envs[row])
                 shown.append(observation)
             if self._shares is None:
-                self._shares = shares_memory(uncopied)
+                self._shares = shares_memory(self._uncopied)
+            self._uncopied.clear()
             observations = self._joined(shown)
         except Unfit as unfit:
             raise self._results.refused(unfit, "step()") from None
@@ -275,6 +274,11 @@ class GymnasiumVector:
         if self._shares is False:
             return first
         return np.array(first)
+
+    def _copied(self, shown: Any) -> NDArray[Any]:
+        """Return an observation that is a single array, as a new array. Raises Unfit."""
+        self._uncopied.append(shown)
+        return np.array(self._read(shown))
 
     def _alike(self, shown: Any) -> Any:
         """Return an observation of a step as one array. Raises Unfit."""

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from gymnasium.spaces import Box
 
-from rlplace.config.schema import SimulatorEnvConfig
-from rlplace.config.schema import WrapperConfig as Wrapper
+from rlplace.config.blocks.simulator import SimulatorEnvConfig
+from rlplace.config.blocks.simulator import WrapperConfig as Wrapper
 from rlplace.envs.action_bounds import action_remark
 from rlplace.envs.contract import ContinuousActions, DiscreteActions
 from rlplace.envs.registry import describe, find_adapter

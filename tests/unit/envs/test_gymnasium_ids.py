@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from gymnasium.spaces import Box, Dict, Discrete
 
-from rlplace.config.schema import SimulatorEnvConfig
+from rlplace.config.blocks.simulator import SimulatorEnvConfig
 from rlplace.envs.contract import ContinuousActions, DiscreteActions
 from rlplace.envs.gymnasium_adapter import made_with_extra
 from rlplace.envs.gymnasium_vector import GymnasiumVector

@@ -326,12 +326,12 @@ class DeviceMember(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceDelivery(Delivery):
-    """Weights sent from actor ranks to the accelerators of rollout ranks, by CUDA IPC or NCCL.
+    """Weights sent from source ranks to the accelerators of target ranks, by CUDA IPC or NCCL.
 
     A taker is a process that receives the weights on one accelerator. A reader with one accelerator is one taker and
     gets a whole copy. A reader with several accelerators is an engine with tensor parallelism: each of its processes is
-    a taker, which sees all weights and keeps its own part. The owner of a taker is the actor rank on the same
-    accelerator, which gives the weights by CUDA IPC. All actor ranks and all takers without an owner form one NCCL
+    a taker, which sees all weights and keeps its own part. The owner of a taker is the source rank on the same
+    accelerator, which gives the weights by CUDA IPC. All source ranks and all takers without an owner form one NCCL
     group, since NCCL refuses two ranks on one accelerator. `owners`: owner of each taker; None: it has none. `actors`:
     number of actor ranks. `parts`: number of accelerators of each reader; (): one each.
     """
@@ -384,20 +384,29 @@ class DeviceDelivery(Delivery):
 
 
 def deliver(
-    placement: HybridComponentPlacement, *, cut: bool = False
+    placement: HybridComponentPlacement,
+    source: str = "actor",
+    target: str = "rollout",
+    *,
+    cut: bool = False,
 ) -> tuple[Delivery, ...]:
-    """Return the deliveries of weights to the rollout ranks: GPU to GPU where possible, else one copy on each node.
+    """Return the deliveries of weights to the target ranks: GPU to GPU where possible, else one copy on each node.
 
-    Delivery from GPU to GPU needs actor ranks with one GPU each, and no two actor ranks on the same GPU. A rollout rank
-    takes part if its GPUs are not used by a rollout rank with a lower number. `cut`: whether rollout ranks with several
-    GPUs are engines that split their weights and so can take part; False: they read the copy on their node.
+    Delivery from GPU to GPU needs source ranks with one GPU each, no two source ranks on the same GPU, and source ranks
+    in processes of their own. A target rank takes part if its GPUs are not used by a target rank with a lower number.
+    `cut`: whether target ranks with several GPUs are engines that split their weights and so can take part; False: they
+    read the copy on their node.
     """
-    actors = placement.locations("actor")
-    rollouts = placement.locations("rollout")
+    actors = placement.locations(source)
+    rollouts = placement.locations(target)
+    by_node = deliver_by_node(placement, source, target)
+    # A process cannot open memory of its own by CUDA IPC
+    if actors.process:
+        return by_node
     kinds = [node.kind for node in placement.topology.nodes]
-    # Accelerators of the rollout ranks visited so far.
+    # Accelerators of the target ranks visited so far.
     taken: set[int] = set()
-    # Rollout rank -> its accelerators, for ranks that can take weights on them.
+    # Target rank -> its accelerators, for ranks that can take weights on them.
     able: dict[int, tuple[int, ...]] = {}
     for rank, (node, first, count) in enumerate(
         zip(rollouts.node, rollouts.first, rollouts.count, strict=True)
@@ -412,7 +421,6 @@ def deliver(
         kinds[node] == "cuda" and count == 1
         for node, count in zip(actors.node, actors.count, strict=True)
     )
-    by_node = deliver_by_node(placement)
     if not able or not apart:
         return by_node
     parts = tuple(len(own) for own in able.values())
@@ -423,6 +431,8 @@ def deliver(
         ),
         actors=len(actors.first),
         parts=parts if max(parts) > 1 else (),
+        source=source,
+        target=target,
     )
     rest = [
         dataclasses.replace(d, readers=tuple(r for r in d.readers if r not in able))

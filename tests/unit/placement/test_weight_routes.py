@@ -92,3 +92,30 @@ def test_ranks_of_several_gpus_that_do_not_cut_and_second_ranks_of_one_go_throug
 def test_actor_ranks_that_cannot_form_a_group_go_through_the_host() -> None:
     for actor in ("0-3:0-1", "0:0-1"):
         assert not any(isinstance(d, DeviceDelivery) for d in on_gpus(actor, "4-7"))
+
+
+def test_components_with_names_of_their_own_send_from_gpu_to_gpu() -> None:
+    placement = place(
+        {"learner": "0-1", "sampler": "1-2"}, Topology.uniform(1, 8, kind="cuda")
+    )
+    (device,) = deliver(placement, "learner", "sampler")
+    assert device == DeviceDelivery(
+        readers=(0, 1),
+        owners=(1, None),
+        actors=2,
+        source="learner",
+        target="sampler",
+    )
+    assert isinstance(device, DeviceDelivery)
+    names = [member.name for member in device.group]
+    assert names == ["learner rank 0", "learner rank 1", "sampler rank 1"]
+
+
+def test_a_source_that_shares_its_processes_sends_through_the_host() -> None:
+    shared = {"accelerators": "0-1", "process": "shared"}
+    placement = place(
+        {"learner": shared, "sampler": shared}, Topology.uniform(1, 8, kind="cuda")
+    )
+    assert deliver(placement, "learner", "sampler") == (
+        Delivery(readers=(0, 1), near=(0, 1), source="learner", target="sampler"),
+    )

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import TYPE_CHECKING
 
 from rlplace.codes import problem
 from rlplace.errors import PlacementError, did_you_mean
 from rlplace.placement.channels import ChannelPlan, participants_for, plan_weights
-from rlplace.placement.flow import Delivery, deliver_by_node
+from rlplace.placement.flow import Delivery, DeviceDelivery, deliver, deliver_by_node
 
 if TYPE_CHECKING:
     from rlplace.placement.language.hybrid import HybridComponentPlacement
@@ -31,6 +31,11 @@ class WeightSync:
     channel: ChannelPlan  # announces the copies, and carries what cannot be written into them
     timeout_s: float = _TIMEOUT_S  # deadline of a push, and of a pull
 
+    @property
+    def on_devices(self) -> bool:
+        """Whether some target ranks get the weights from accelerator to accelerator."""
+        return any(isinstance(each, DeviceDelivery) for each in self.deliveries)
+
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class JobFacts:
@@ -48,6 +53,10 @@ class JobFacts:
     def syncs_to(self, target: str) -> tuple[WeightSync, ...]:
         return tuple(sync for sync in self.syncs if sync.target == target)
 
+    def sends_on_devices(self, component: str) -> bool:
+        """Return whether weights of `component` go from accelerator to accelerator, in some sync."""
+        return any(sync.on_devices for sync in self.syncs_from(component))
+
     def syncs_of(self, component: str) -> tuple[WeightSync, ...]:
         """Return the weight syncs in which `component` sends, followed by those in which it receives."""
         return (*self.syncs_from(component), *self.syncs_to(component))
@@ -60,12 +69,14 @@ def facts_of(
     placement: HybridComponentPlacement,
     *,
     weights: Iterable[tuple[str, str]] = (),
+    on_devices: Collection[str] = (),
     timeout_s: float = _TIMEOUT_S,
 ) -> JobFacts:
     """Return the facts of a job: the number of ranks of each component, and the planned weight syncs.
 
     `weights`: pairs (source, target) of component names for which a weight sync is planned, such as `[("learner",
-    "sampler")]`. `timeout_s`: deadline of a push and of a pull, in seconds.
+    "sampler")]`. `on_devices`: components out of the sources whose weights go from GPU to GPU where the placement
+    allows it; those of all others go through the host. `timeout_s`: deadline of a push and of a pull, in seconds.
 
     Create all groups of the job with the same facts, `Learner.create_group(config, facts)`, and launch each group where
     `placement` puts it. Raise PlacementError if a pair names a component that is not placed, or the same component
@@ -80,7 +91,7 @@ def facts_of(
             WeightSync(
                 source=source,
                 target=target,
-                deliveries=deliver_by_node(placement, source, target),
+                deliveries=_deliveries(placement, source, target, on_devices),
                 channel=plan_weights(
                     placement, weights_channel(source, target), source, target
                 ),
@@ -89,6 +100,17 @@ def facts_of(
             for source, target in pairs
         ),
     )
+
+
+def _deliveries(
+    placement: HybridComponentPlacement,
+    source: str,
+    target: str,
+    on_devices: Collection[str],
+) -> tuple[Delivery, ...]:
+    if source in on_devices:
+        return deliver(placement, source, target)
+    return deliver_by_node(placement, source, target)
 
 
 def weights_channel(source: str, target: str) -> str:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from rlplace import codes
 from rlplace.comm.weights.device_sync import DeviceSender
 from rlplace.comm.weights.host_sync import WeightSender, receiver_of
-from rlplace.comm.weights.rendezvous import StoreAddress
+from rlplace.comm.weights.rendezvous import StoreAddress, serve_store
 from rlplace.comm.weights.shards import Layout
 from rlplace.comm.weights.version import ReceivedWeights, WeightReceiver
 from rlplace.errors import (
@@ -34,6 +34,7 @@ from rlplace.places import place_of
 if TYPE_CHECKING:
     import torch
     from torch import Tensor
+    from torch._C._distributed_c10d import Store
 
     from rlplace.workers.engines.generation import GenerationEngine
     from rlplace.workers.facts import WeightSync
@@ -50,6 +51,7 @@ def open_sender(
     target: str,
     ranks: int,
     deliveries: Sequence[Delivery] = (),
+    store: StoreAddress | None = None,
     verify_every: int = 0,
     delta_share: float = 0.0,
 ) -> WeightSender:
@@ -57,23 +59,22 @@ def open_sender(
 
     `channel`: name of the sync's channel. `target`: component that receives the weights. `ranks`: number of ranks of
     `target`. `deliveries`: planned copies of the weights; if there are none, or no job folder, each target rank gets a
-    copy of its own. If GPUs send to GPUs directly, all ranks meet at the rendezvous of this worker's group.
-    `verify_every`: every n-th push has checksums; 0: none. `delta_share`: between nodes, send only the changed bytes if
-    they are at most this share of all bytes; 0: always send all.
+    copy of its own. `store`: where all ranks meet if GPUs send to GPUs directly; None: at the rendezvous of this
+    worker's group. `verify_every`: every n-th push has checksums; 0: none. `delta_share`: between nodes, send only the
+    changed bytes if they are at most this share of all bytes; 0: always send all.
     """
     component = context.slot.component
     if context.folder is None or not deliveries:
         deliveries = deliver_by_rank(ranks, component, target)
     device = None
     if any(isinstance(delivery, DeviceDelivery) for delivery in deliveries):
+        meet = context.rendezvous
         device = DeviceSender(
             context.channels[channel],
             rank=context.rank,
             component=component,
             device=_device_of(context),
-            store=StoreAddress(
-                host=context.rendezvous.host, port=context.rendezvous.port
-            ),
+            store=store or StoreAddress(host=meet.host, port=meet.port),
         )
     return WeightSender(
         context.channels[channel],
@@ -174,6 +175,8 @@ class WeightEnds:
         self._senders: dict[str, WeightSender] = {}
         # By source
         self._receivers: dict[str, WeightReceiver] = {}
+        # On rank 0 of a component that sends from accelerator to accelerator
+        self._store: Store | None = None
 
     def push(self, version: int, to: str | None) -> Metrics:
         """Send this rank's weights as version `version`, and return the metrics of the push.
@@ -275,10 +278,27 @@ class WeightEnds:
                 target=sync.target,
                 ranks=facts.ranks[sync.target],
                 deliveries=sync.deliveries,
+                store=self._store_of(sync),
             )
             self._context.opened.callback(sender.close)
             self._senders[sync.target] = sender
         return self._senders[sync.target]
+
+    def _store_of(self, sync: WeightSync) -> StoreAddress | None:
+        """Return where the members of a sync between accelerators meet; None for a sync through the host.
+
+        All syncs of a component meet at one store, which rank 0 serves from its first sync on.
+        """
+        meet = self._context.rendezvous
+        if self._context.folder is None or not sync.on_devices:
+            return None
+        if self._store is None and meet.weights_fd is not None:
+            self._store = serve_store(
+                meet.host, meet.weights_port, meet.weights_fd, sync.timeout_s
+            )
+        return StoreAddress(
+            host=meet.host, port=meet.weights_port, prefix=sync.channel.name
+        )
 
     def _receiver(self, sync: WeightSync) -> WeightReceiver:
         if sync.source not in self._receivers:

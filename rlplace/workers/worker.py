@@ -61,14 +61,17 @@ class Rendezvous:
 
     `port`: port of `host` at which rank 0 listens; 0 for a class without `needs_own_process`. `listen_fd`: on rank 0,
     the socket that already listens at `port`; the code that uses the socket owns it. `master_port`: another port of
-    `host`, kept free for rank 0, for the variable MASTER_PORT. `timeout_s`: the most seconds until all ranks have
-    joined.
+    `host`, kept free for rank 0, for the variable MASTER_PORT. `weights_port`, `weights_fd`: as `port` and `listen_fd`,
+    for the store at which the members of weight syncs between accelerators meet; 0 and None for a group that sends no
+    weights like this. `timeout_s`: the most seconds until all ranks have joined.
     """
 
     host: str
     port: int
     master_port: int = 0
     listen_fd: int | None = None
+    weights_port: int = 0
+    weights_fd: int | None = None
     timeout_s: float = 120.0
 
 

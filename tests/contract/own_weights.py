@@ -12,9 +12,9 @@ import torch
 from torch import Tensor, nn
 
 from rlplace.comm.codec import tensor_bytes
-from rlplace.placement import HybridComponentPlacement
+from rlplace.placement import HybridComponentPlacement, Topology
 from rlplace.placement.schedule import Residency
-from rlplace.workers.facts import facts_of
+from rlplace.workers.facts import JobFacts, facts_of
 from rlplace.workers.launch.cluster import Cluster
 from rlplace.workers.launch.group import WorkerGroup, wait_all
 from rlplace.workers.offload import Offloadable
@@ -212,17 +212,35 @@ class Whole(Worker):
         }
 
 
+def as_on_gpus(facts: JobFacts, places: Mapping[str, object]) -> JobFacts:
+    """Return facts whose syncs are those of GPUs at the same places: hosts share tensors, and broadcast by gloo."""
+    gpus = Topology.uniform(1, 8, kind="cuda")
+    placement = HybridComponentPlacement({"component_placement": places}, gpus)
+    pairs = [(sync.source, sync.target) for sync in facts.syncs]
+    sources = [source for source, _ in pairs]
+    planned = facts_of(placement, weights=pairs, on_devices=sources).syncs
+    syncs = [
+        dataclasses.replace(sync, deliveries=on_gpus.deliveries)
+        for sync, on_gpus in zip(facts.syncs, planned, strict=True)
+    ]
+    return dataclasses.replace(facts, syncs=tuple(syncs))
+
+
 def started(
     cluster: Cluster,
     workers: Mapping[str, tuple[type[Worker], Model]],
     weights: list[tuple[str, str]],
     places: Mapping[str, str] = PLACES,
+    *,
+    on_devices: bool = False,
     **options: Any,
 ) -> dict[str, WorkerGroup]:
-    """Launch components with the facts of their job."""
+    """Launch components with the facts of their job. `on_devices`: weights go as between GPUs at these places."""
     placed = {name: places[name] for name in workers}
     placement = HybridComponentPlacement({"component_placement": placed}, cluster)
     facts = facts_of(placement, weights=weights, **options)
+    if on_devices:
+        facts = as_on_gpus(facts, placed)
     return {
         name: kind.create_group(model, facts).launch(
             cluster, name=name, placement_strategy=placement.get_strategy(name)

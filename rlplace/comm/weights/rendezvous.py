@@ -35,19 +35,42 @@ _LEAST_S = 0.001
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class StoreAddress:
-    """Address of the TCPStore (torch's key-value server) at which all members of a sync meet."""
+    """Address of the TCPStore (torch's key-value server) at which all members of a sync meet.
+
+    `prefix`: comes before each key, so that several syncs can meet at one store; "": there is only one sync.
+    """
 
     host: str
     port: int
+    prefix: str = ""
 
     def connect(self, timeout_s: float) -> Store:
         """Return a new connection to the store. A wait on it does not block other connections.
 
         Raise RuntimeError if no process listens within `timeout_s` seconds.
         """
-        return TCPStore(
+        store = TCPStore(
             self.host, self.port, is_master=False, timeout=timedelta(seconds=timeout_s)
         )
+        if self.prefix:
+            return PrefixStore(self.prefix, store)
+        return store
+
+
+def serve_store(host: str, port: int, listen_fd: int, timeout_s: float) -> Store:
+    """Return a new TCPStore in this process, which serves as long as the caller keeps it.
+
+    `listen_fd`: the socket that already listens at `port` of `host`; the store owns it from now on. `timeout_s`: the
+    deadline of this process's own waits.
+    """
+    return TCPStore(
+        host,
+        port,
+        is_master=True,
+        timeout=timedelta(seconds=timeout_s),
+        wait_for_workers=False,
+        master_listen_fd=listen_fd,
+    )
 
 
 class SyncRendezvous:

@@ -225,6 +225,7 @@ class WorkerReport:
     address: str = ""  # of the rendezvous that the process opened
     port: int = 0
     master_port: int = 0  # MASTER_PORT, kept free beside the rendezvous
+    weights_port: int = 0  # of the store for weight syncs between accelerators
     forked: bool = False  # from a template process
     socket: Path | None = None  # where the worker takes requests
 

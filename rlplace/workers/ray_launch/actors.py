@@ -80,6 +80,8 @@ class RayHost:
         self._listening: socket.socket | None = None
         # An open socket that reserves the port of MASTER_PORT
         self._master: socket.socket | None = None
+        # For the store of weight syncs between accelerators
+        self._weights: socket.socket | None = None
         self._owners: list[str] = []
 
     def _name_process(self) -> None:
@@ -92,22 +94,31 @@ class RayHost:
         private.show_name(name)
 
     def report(
-        self, number: int, serve_at: str | None, folder: Path | None
+        self,
+        number: int,
+        serve_at: str | None,
+        weights_at: str | None,
+        folder: Path | None,
     ) -> WorkerReport:
         """Return where this process runs, and at which socket the worker takes requests.
 
         `number`: number of the worker in this process. `serve_at`: address at which this process listens, so that the
-        ranks of the worker's group can meet there; "": the address of this node; None: do not listen. `folder`: folder
-        in which the worker's socket is created; None: the worker has no socket.
+        ranks of the worker's group can meet there; "": the address of this node; None: do not listen. `weights_at`: the
+        same for the store at which the members of weight syncs meet. `folder`: folder in which the worker's socket is
+        created; None: the worker has no socket.
         """
+        address = ""
         if serve_at is not None:
             # Rank 0 keeps the socket open, so no other process can take the port.
             host = serve_at or ray.util.get_node_ip_address()
             self._listening = socket.create_server((host, 0), backlog=1024)
             self._master = reserve_port(host)
-        address, port = (
-            self._listening.getsockname()[:2] if self._listening else ("", 0)
-        )
+        if weights_at is not None:
+            host = weights_at or ray.util.get_node_ip_address()
+            self._weights = socket.create_server((host, 0), backlog=1024)
+        for listening in (self._listening, self._weights):
+            if listening is not None:
+                address = listening.getsockname()[0]
         service = self._services[number] = None if folder is None else Service(folder)
         return WorkerReport(
             machine=ray.get_runtime_context().get_node_id(),
@@ -115,8 +126,9 @@ class RayHost:
             pid=os.getpid(),
             visible=tuple(filter(None, os.environ.get(VISIBLE, "").split(","))),
             address=address,
-            port=port,
-            master_port=self._master.getsockname()[1] if self._master else 0,
+            port=_port_of(self._listening),
+            master_port=_port_of(self._master),
+            weights_port=_port_of(self._weights),
             forked=FORKED in os.environ,
             socket=None if service is None else service.path,
         )
@@ -141,6 +153,7 @@ class RayHost:
         self._owners.append(slot.owner)
         self._name_process()
         listen_fd = self._listening.detach() if self._listening else None
+        weights_fd = self._weights.detach() if self._weights else None
         if len(self._hosts) > 1:
             device.share_process(self._claims)
         host = self._hosts[number]
@@ -161,7 +174,7 @@ class RayHost:
             spec,
             slot,
             device,
-            dataclasses.replace(rendezvous, listen_fd=listen_fd),
+            dataclasses.replace(rendezvous, listen_fd=listen_fd, weights_fd=weights_fd),
             folder,
             self._lending,
             place,
@@ -204,6 +217,14 @@ class RayHost:
         `spec`: spec of the channel. `method`: name of a method that does not wait.
         """
         return getattr(self._ends.local(spec), method)(*args)
+
+
+def _port_of(listening: socket.socket | None) -> int:
+    """Return the port of a socket; 0 if there is none."""
+    if listening is None:
+        return 0
+    port: int = listening.getsockname()[1]
+    return port
 
 
 class RayProcess:
@@ -262,14 +283,18 @@ class RayWorker(WorkerHandle):
         # The Ray reference of the last `cancel`
         self._cancelling: Any = None
 
-    def report(self, serve_at: str | None, folder: Path | None) -> Any:
+    def report(
+        self, serve_at: str | None, weights_at: str | None, folder: Path | None
+    ) -> Any:
         """Ask the worker's process for a WorkerReport, and return a Ray reference to the report.
 
         `serve_at`: address at which the process listens, so that the ranks of the group can meet there; "": the address
-        of its node; None: do not listen. `folder`: folder in which the worker's socket is created; None: the worker has
-        no socket.
+        of its node; None: do not listen. `weights_at`: the same for the store at which the members of weight syncs
+        meet. `folder`: folder in which the worker's socket is created; None: the worker has no socket.
         """
-        return self._in_its_thread("report").remote(self._number, serve_at, folder)
+        return self._in_its_thread("report").remote(
+            self._number, serve_at, weights_at, folder
+        )
 
     def connect(self, connections: Connections, path: Path) -> None:
         """Connect to the worker's socket at `path`; all later requests go through this connection.

@@ -348,7 +348,12 @@ class RayLauncher:
         }
         self._workers += started.values()
         serving = {spec.name for spec in specs if spec.worker.needs_own_process}
-        reports = self._reports(started, serving, tell, output)
+        sending = {
+            spec.name
+            for spec in specs
+            if spec.facts is not None and spec.facts.sends_on_devices(spec.name)
+        }
+        reports = self._reports(started, serving, sending, tell, output)
         here = ray.get_runtime_context().get_node_id()
         self._forks += sum(found.forked for found in reports.values())
         for slot, found in reports.items():
@@ -401,7 +406,10 @@ class RayLauncher:
         first = reports.get(spec.slots[0])
         rendezvous = (
             Rendezvous(
-                host=first.address, port=first.port, master_port=first.master_port
+                host=first.address,
+                port=first.port,
+                master_port=first.master_port,
+                weights_port=first.weights_port,
             )
             if first
             else Rendezvous(host="", port=0)
@@ -481,12 +489,14 @@ class RayLauncher:
         self,
         workers: Mapping[Slot, RayWorker],
         serving: set[str],
+        sending: set[str],
         tell: Callable[[str], None],
         output: Path | None,
     ) -> dict[Slot, WorkerReport]:
         """Wait until all started workers have reported, and return their reports by slot.
 
-        `serving`: names of the groups whose rank 0 opens a socket at which the ranks meet. `tell`: called with one line
+        `serving`: names of the groups whose rank 0 opens a socket at which the ranks meet. `sending`: names of the
+        groups whose rank 0 opens a socket for weight syncs between accelerators. `tell`: called with one line
         of text for each group that has started. `output`: folder with the output files of workers, for errors. Raise
         ClusterError if a worker is late, WorkerError if a worker has died.
         """
@@ -495,13 +505,15 @@ class RayLauncher:
         here = ray.get_runtime_context().get_node_id()
         for slot, worker in workers.items():
             serves = slot.rank == 0 and slot.component in serving
+            sends = slot.rank == 0 and slot.component in sending
             folder = (
                 self._channels.folder(slot.node)
                 if self._machines[slot.node].id == here
                 else None
             )
+            host = rendezvous_host(self._reserved)
             asked[slot] = worker.report(
-                rendezvous_host(self._reserved) if serves else None, folder
+                host if serves else None, host if sends else None, folder
             )
         limit_s = self._config.start_timeout_s
         groups: dict[str, list[Any]] = {}

@@ -12,9 +12,9 @@ import json
 import os
 import sys
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from rlplace.checkpoints.checkpoint import Checkpoint
 from rlplace.checkpoints.find import ANEW, AUTO, find
@@ -222,18 +222,29 @@ def _reached(job: Prepared) -> Prepared:
     )
     if not past_host or not visible_gpus():
         return job
-    if job.config.actor.sync.through_host != "auto":
+    keys = job_of(job.config).through_host(job.config, job.plan)
+    if not keys:
         return job
     why = known_obstacle() if job.config.dry_run else obstacle()
     if why is None:
         return job
     _show(
-        f"actor.sync.through_host: true, since processes of this machine cannot share a GPU's memory: {why}\n"
+        f"{', '.join(keys)}: true, since processes of this machine cannot share a GPU's memory: {why}\n"
     )
-    actor = job.mapping["actor"]
-    sync = {**(actor.get("sync") or {}), "through_host": True}
-    mapping = {**job.mapping, "actor": {**actor, "sync": sync}}
+    mapping = job.mapping
+    for key in keys:
+        mapping = _with(mapping, key.split("."), True)
     return prepare(mapping, name=job.view.name, sources=job.sources, words=job.words)
+
+
+def _with(
+    mapping: Mapping[str, Any], path: Sequence[str], value: object
+) -> dict[str, Any]:
+    """Return a copy of `mapping` in which the key at `path` has `value`; blocks on the path may be missing."""
+    first, *rest = path
+    if not rest:
+        return {**mapping, first: value}
+    return {**mapping, first: _with(mapping.get(first) or {}, rest, value)}
 
 
 def _table(ended: Sequence[tuple[compose.Composed, Path]]) -> str:

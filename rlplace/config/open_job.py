@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import Any, Literal
 
 from rlplace.codes import problem
 from rlplace.config.blocks.engine import (
@@ -55,6 +55,10 @@ class ComponentConfig:
     """The keys of a component's block that rlplace itself reads. All further keys are passed to the workers."""
 
     enable_offload: bool = knob("leave accelerators that other components need", False)
+    through_host: bool | Literal["auto"] = knob(
+        "how weights leave it on GPUs; auto: where processes cannot share a GPU's memory",
+        "auto",
+    )
     memory: DeclaredMemory = block(DeclaredMemory)
 
 

@@ -35,6 +35,7 @@ from rlplace.contract.planning import (
     channels_of,
     check_placed,
     memory_of,
+    sources_on_devices,
     waste_of,
     weight_pairs,
 )
@@ -49,6 +50,7 @@ from rlplace.contract.stages import (
 from rlplace.errors import Problem, Source, did_you_mean, suggestion
 from rlplace.metrics import NOT_METRICS
 from rlplace.placement.counts import Count
+from rlplace.placement.flow import DeviceDelivery
 from rlplace.placement.machines.topology import Topology
 from rlplace.placement.memory.ledger import Measurements, MemoryCase
 from rlplace.placement.plan import Plan, Rules, plan_components
@@ -227,8 +229,26 @@ class Job:
         return facts_of(
             plan.placement,
             weights=weight_pairs(self.stages),
+            on_devices=sources_on_devices(config),
             timeout_s=config.runner.channel_timeout_s,
         )
+
+    def through_host(self, config: Any, plan: Plan) -> Collection[str]:
+        """Return the config keys that are set to true if processes of this machine cannot share memory of GPUs.
+
+        With these keys, all weights of `plan` that the config lets the engine decide on go through the host.
+        """
+        blocks: Mapping[str, Any] = config.components
+        sources = dict.fromkeys(
+            delivery.source
+            for delivery in plan.deliveries
+            if isinstance(delivery, DeviceDelivery)
+        )
+        return [
+            f"{source}.through_host"
+            for source in sources
+            if blocks[source].through_host == "auto"
+        ]
 
     def work(self, config: Any, needs: Needs) -> Work:
         """Return the calls of worker methods in each stage of an iteration.

@@ -16,8 +16,8 @@ from rlplace.errors import Problem, Source
 from rlplace.placement.channels import ChannelPlan, channel_plan
 from rlplace.placement.language.hybrid import HybridComponentPlacement
 from rlplace.placement.machines.topology import Topology
-from rlplace.placement.memory.declared import DeclaredDemand
-from rlplace.placement.memory.demands import Demand
+from rlplace.placement.memory.declared import DeclaredDemand, StageSync
+from rlplace.placement.memory.demands import Demand, DeviceSync
 from rlplace.placement.memory.ledger import (
     Measurements,
     MemoryCase,
@@ -110,6 +110,20 @@ def weight_pairs(stages: Sequence[Stage]) -> list[tuple[str, str]]:
     return list(pairs)
 
 
+def sources_on_devices(config: OpenConfig) -> list[str]:
+    """Return the components whose weights may go from GPU to GPU, without the memory of the host.
+
+    The workers of the inline launcher are threads of one process, which shares nothing with itself by CUDA IPC.
+    """
+    if config.cluster.launcher == "inline":
+        return []
+    return [
+        component
+        for component, block in config.components.items()
+        if block.through_host is not True
+    ]
+
+
 def memory_of(config: OpenConfig, plan: Plan, measured: Measurements) -> MemoryCase:
     """Return the inputs of the memory proof of a custom job, with the memory that the config declares.
 
@@ -123,19 +137,19 @@ def memory_of(config: OpenConfig, plan: Plan, measured: Measurements) -> MemoryC
     demands: dict[str, Demand] = {}
     unknown: list[str] = []
     working = plan.schedule.needs
+    known = _known(config, plan, measured)
     for component in plan.placement.components:
-        declared = config.components[component].memory
-        counted_here = _is_declared(declared)
-        if not counted_here and component in measured:
-            # The bytes on the host while the component is off follow from the bytes measured on accelerators.
-            declared = _as_measured(declared, measured[component])
-            counted_here = True
+        declared = known[component]
+        counted_here = _is_declared(declared) or component in measured
         if not counted_here and plan.placement.accelerators(component):
             unknown.append(component)
         if not counted_here and not declared.host and not declared.working:
             continue
         stages = [s for s in working.stages if component in working.residency[s]]
-        demands[component] = DeclaredDemand(declared=declared, stages=stages)
+        syncs = list(_syncs_of(component, config, plan, known))
+        demands[component] = DeclaredDemand(
+            declared=declared, stages=stages, syncs=syncs
+        )
     shared: SharedMemory = {}
     if plan.channels and config.cluster.launcher != "inline":
         shared = count_shared(plan, {}, 0)
@@ -150,6 +164,53 @@ def memory_of(config: OpenConfig, plan: Plan, measured: Measurements) -> MemoryC
         shared=shared,
         reserve=config.engine.memory.reserve,
     )
+
+
+def _known(
+    config: OpenConfig, plan: Plan, measured: Measurements
+) -> dict[str, DeclaredMemory]:
+    """Return component -> its declared memory, with measured bytes on accelerators where none are declared.
+
+    The bytes on the host while a component is off follow from the bytes that were measured on accelerators.
+    """
+    known: dict[str, DeclaredMemory] = {}
+    for component in plan.placement.components:
+        declared = config.components[component].memory
+        if component in measured and not _is_declared(declared):
+            declared = _as_measured(declared, measured[component])
+        known[component] = declared
+    return known
+
+
+def _syncs_of(
+    component: str,
+    config: OpenConfig,
+    plan: Plan,
+    known: Mapping[str, DeclaredMemory],
+) -> Iterator[StageSync]:
+    """Yield the ends of weight syncs between accelerators that `component` has.
+
+    `known`: component -> its memory. One copy of the weights counts with the weights of the end that has more: a rank
+    of the source may hold a part alone.
+    """
+    for stage in config.job.stages:
+        for source, target in weight_pairs([stage]):
+            if component not in (source, target):
+                continue
+            deliveries = [
+                delivery
+                for delivery in plan.deliveries
+                if (delivery.source, delivery.target) == (source, target)
+            ]
+            if component == source:
+                sync = DeviceSync.sending(deliveries)
+            else:
+                sync = DeviceSync.receiving(deliveries)
+            if sync == DeviceSync():
+                # Through the host
+                continue
+            size = max(known[source].weights or 0, known[target].weights or 0)
+            yield StageSync(stage=stage.name, sync=sync, weights_bytes=size)
 
 
 def _is_declared(declared: DeclaredMemory) -> bool:

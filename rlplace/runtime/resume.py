@@ -69,7 +69,7 @@ _SAFE = (
     ),
     *(
         "*.sync.verify*",
-        "*.sync.through_host",
+        "*.through_host",
         "*.checkpointing",
         "*.zero_stage",
         "*.token_budget",

@@ -166,6 +166,11 @@ class LanguageModelJob(Job):
             ranks={c: placement.world_size(c) for c in placement.components}
         )
 
+    def through_host(self, config: LanguageModelJobConfig, plan_: Plan) -> list[str]:
+        if config.actor.sync.through_host == "auto":
+            return ["actor.sync.through_host"]
+        return []
+
     def work(self, config: LanguageModelJobConfig, needs: Needs) -> Work:
         return iteration.work(needs)
 

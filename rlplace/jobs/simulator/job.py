@@ -152,6 +152,11 @@ class SimulatorJob(Job):
             ranks={c: placement.world_size(c) for c in placement.components}
         )
 
+    def through_host(self, config: SimulatorJobConfig, plan_: Plan) -> list[str]:
+        if config.actor.sync.through_host == "auto":
+            return ["actor.sync.through_host"]
+        return []
+
     def work(self, config: SimulatorJobConfig, needs: Needs) -> Work:
         return iteration.work()
 

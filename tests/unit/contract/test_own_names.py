@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from rlplace import Channel, Job, Stage, Worker, full, weights
 from rlplace.cli.own_job import plan
 from rlplace.placement.flow import Transport
@@ -41,7 +43,16 @@ def test_weights_go_between_components_of_any_name() -> None:
     assert pairs == [("learner", "sampler"), ("learner", "judge")]
 
 
-def test_components_of_any_name_are_explained_with_their_weights() -> None:
+@pytest.mark.parametrize(
+    ("through_host", "way"),
+    [
+        (True, "its part, written into the copy of node 0"),
+        ("auto", "its part, broadcast to all"),
+    ],
+)
+def test_components_of_any_name_are_explained_with_their_weights(
+    through_host: object, way: str
+) -> None:
     job = Job(
         components={"learner": Learner, "sampler": Sampler},
         stages=[
@@ -64,10 +75,13 @@ def test_components_of_any_name_are_explained_with_their_weights() -> None:
             ],
             "component_placement": {"learner": "0", "sampler": "1"},
         },
-        "learner": {"memory": {"weights": "3GB", "full": "9GB"}},
+        "learner": {
+            "memory": {"weights": "3GB", "full": "9GB"},
+            "through_host": through_host,
+        },
         "sampler": {"memory": {"weights": "3GB", "full": "3GB"}},
     }
     view = plan(job, config).view
     assert view.traffic.weights_bytes == {Transport.SAME_NODE: 3 * 10**9}
     passes = explain_pair(view.plan, ("learner", 0), ("sampler", 0))
-    assert "its part, written into the copy of node 0" in passes
+    assert way in passes

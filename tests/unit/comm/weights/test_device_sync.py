@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import json
+import socket
 import time
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
@@ -14,7 +15,11 @@ import torch.distributed as dist
 import torch.multiprocessing.reductions as reductions
 
 from rlplace.comm.weights.device_group import open_shared, share
-from rlplace.comm.weights.rendezvous import SyncRendezvous
+from rlplace.comm.weights.rendezvous import (
+    StoreAddress,
+    SyncRendezvous,
+    serve_store,
+)
 from rlplace.errors import ChannelTimeout, WeightSyncError
 from tests.worker_ranks import fork_server
 
@@ -122,6 +127,26 @@ def test_a_note_that_does_not_come_names_its_source() -> None:
         )
         == b"yes"
     )
+
+
+def test_syncs_with_prefixes_of_their_own_meet_apart_at_one_store() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        port = listening.getsockname()[1]
+        served = serve_store("127.0.0.1", port, listening.detach(), PATIENCE_S)
+    first, second = (
+        SyncRendezvous(
+            StoreAddress(host="127.0.0.1", port=port, prefix=name).connect(PATIENCE_S),
+            "learner rank 0",
+        )
+        for name in ("weights.learner.sampler", "weights.learner.judge")
+    )
+    first.refuse(0, "asked for another version", ())
+    first.set_version(3)
+    until = time.monotonic() + PATIENCE_S
+    assert second.join(0, "-", ["learner rank 0"], deadline_s=until) == ["-"]
+    assert second.version_of("learner rank 0") == -1
+    assert first.version_of("learner rank 0") == 3
+    del served
 
 
 def test_notes_are_forgotten_two_rounds_later_and_versions_are_not() -> None:

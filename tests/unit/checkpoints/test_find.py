@@ -218,7 +218,7 @@ def test_a_manifest_that_is_none(runs: Path, text: str) -> None:
         ("format", "1", "its format is '1'"),
         ("format", None, "its format is None"),
         ("format", True, "its format is True"),
-        ("files", {}, "it lists no run.json"),
+        ("files", {}, "it lists no file"),
         ("ranks", {}, "it lists files of actor, which has no ranks"),
         ("iteration", 10**30, f"its iteration is {10**30}, and its folder is 000020"),
     ],

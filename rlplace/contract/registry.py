@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from rlplace.codes import config_error
 from rlplace.config.open_job import JOB, OpenConfig
 from rlplace.errors import Source, did_you_mean, source_of
+from rlplace.report.typed import without_passwords
 
 if TYPE_CHECKING:
     from rlplace.contract.job import Job
@@ -109,11 +110,29 @@ def _made(kind: type[Job], text: str, sources: Mapping[str, Source]) -> Job:
 
 
 def saved_mapping(mapping: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a copy of a config to be saved by a run: a Python object under the key `job` is replaced by its name."""
-    saved = dict(mapping)
+    """Return a copy of a config to be saved by a run.
+
+    A Python object under the key `job` is replaced by its name, and passwords of addresses by `***`.
+    """
+    saved = hidden_passwords(mapping)
     if JOB in saved and not isinstance(saved[JOB], str):
         saved[JOB] = _name_of(saved[JOB])
     return saved
+
+
+def hidden_passwords(mapping: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a copy of a config with `***` in place of the user and password of each address in a text."""
+    return {name: _hidden(value) for name, value in mapping.items()}
+
+
+def _hidden(value: Any) -> Any:
+    if isinstance(value, str):
+        return without_passwords(value)
+    if isinstance(value, Mapping):
+        return hidden_passwords(value)
+    if isinstance(value, list | tuple):
+        return [_hidden(each) for each in value]
+    return value
 
 
 def _name_of(job: Job) -> str:

@@ -22,6 +22,13 @@ COMMAND = "command.json"
 SCREEN = "screen.txt"
 _CODES = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]")  # of colours and of the cursor
 _GIT_S = 5.0
+# The user and password of an address such as postgresql://me:secret@host/runs
+_PASSWORD = re.compile(r"(?<=://)[^/?#\s'\"@:]*:[^/?#\s'\"]*@")
+
+
+def without_passwords(text: str) -> str:
+    """Return `text` with `***` in place of the user and password of each address."""
+    return _PASSWORD.sub("***@", text)
 
 
 class Typed:
@@ -79,9 +86,9 @@ class Typed:
         overrides = []
         for word in self._words:
             if "=" in word and not word.startswith("-"):
-                overrides.append(word.lstrip("+"))
+                overrides.append(without_passwords(word.lstrip("+")))
         entry = {
-            "typed": self._text,
+            "typed": without_passwords(self._text),
             "overrides": overrides,
             "folder": str(here),
             "began": self._began,

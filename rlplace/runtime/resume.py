@@ -24,7 +24,7 @@ from rlplace.config.compose import override
 from rlplace.config.open_job import OpenConfig
 from rlplace.config.yaml_text import show
 from rlplace.contract.reading import read_job
-from rlplace.contract.registry import job_of, with_job_of
+from rlplace.contract.registry import hidden_passwords, job_of, with_job_of
 from rlplace.errors import ConfigError, Problem, ProblemsError, source_of
 from rlplace.placement.plan import Plan
 from rlplace.placement.show.text import render_diff
@@ -185,7 +185,10 @@ def resumed(job: Prepared) -> Resumed | None:
     if config.resume != AUTO:
         verify(checkpoint)
     mapping = with_job_of(yaml.safe_load(checkpoint.text(CONFIG)), job.mapping)
-    differences = _differences(read_job(mapping), read_job(job.mapping))
+    # Passwords of addresses are not saved, so they are not compared.
+    differences = _differences(
+        read_job(hidden_passwords(mapping)), read_job(hidden_passwords(job.mapping))
+    )
     rules = _rules(config)
     task = [key for key in rules.task if key in differences]
     if config.resume == AUTO and task:
@@ -422,10 +425,11 @@ def _other_task(
         seen.add(checkpoint.run)
         try:
             saved = yaml.safe_load(checkpoint.text(CONFIG))
-            then = read_job(with_job_of(saved, job.mapping))
+            then = read_job(hidden_passwords(with_job_of(saved, job.mapping)))
         except ConfigError:  # of another version
             continue
-        differences = _differences(then, read_job(job.mapping))
+        now = read_job(hidden_passwords(job.mapping))
+        differences = _differences(then, now)
         if not (
             any(_other_experiment(job, differences)) or any(_over(job, checkpoint))
         ):

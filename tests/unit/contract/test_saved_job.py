@@ -87,3 +87,15 @@ def test_a_name_that_leads_to_no_job_is_told_with_the_nearest_one(
     assert problem.what.startswith(what)
     assert (problem.fix or "").startswith(fix)
     assert ("did you mean" in problem.what) == ("did you mean" in what)
+
+
+def test_passwords_of_addresses_are_not_saved() -> None:
+    """Neither in lists nor in blocks; the config itself keeps them."""
+    mapping = {
+        "runner": {"sinks": [{"uri": "postgresql://me:hidden@host/runs"}]},
+        "seed": 1,
+    }
+    saved = saved_mapping(mapping)
+    uri = "postgresql://***@host/runs"
+    assert saved == {"runner": {"sinks": [{"uri": uri}]}, "seed": 1}
+    assert "hidden" in str(mapping)

@@ -9,7 +9,15 @@ from pathlib import Path
 
 import pytest
 
-from rlplace.report.typed import COMMAND, SCREEN, Typed, as_typed, commands, commit_of
+from rlplace.report.typed import (
+    COMMAND,
+    SCREEN,
+    Typed,
+    as_typed,
+    commands,
+    commit_of,
+    without_passwords,
+)
 
 
 def test_each_run_of_a_command_has_what_was_shown_of_it(
@@ -55,6 +63,26 @@ def test_a_command_that_goes_on_with_a_run_is_added(tmp_path: Path) -> None:
     ]
     (tmp_path / COMMAND).write_text('[{"typed"')
     assert commands(tmp_path) == []
+
+
+def test_passwords_of_addresses_are_not_recorded(tmp_path: Path) -> None:
+    word = "runner.sinks.db.uri=postgresql://me:hid@den@host:5432/runs"
+    with Typed(f"train pole {word}") as command:
+        command.job([word, "cluster.ray.address=10.0.0.7:6379"])
+        command.into(tmp_path, {})
+    text = (tmp_path / COMMAND).read_text(encoding="utf-8")
+    assert "hid" not in text
+    (entry,) = commands(tmp_path)
+    assert entry["typed"].endswith("postgresql://***@host:5432/runs")
+    assert entry["overrides"][1] == "cluster.ray.address=10.0.0.7:6379"
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["http://host:5000/a@b", "git@host:a/b", "https://host:1?m=a:b@c", "a: b@c"],
+)
+def test_what_is_no_password_is_recorded(text: str) -> None:
+    assert without_passwords(text) == text
 
 
 def test_a_commit_says_whether_something_is_changed(tmp_path: Path) -> None:

@@ -79,6 +79,9 @@ class Results:
         `seed`: None: the environment goes on with its random numbers.
         """
         made: Any = env.reset() if seed is None else env.reset(seed=seed)
+        # What nearly all return needs no closer look
+        if type(made) is tuple and len(made) == 2 and type(made[1]) is dict:
+            return made[0]
         pair = isinstance(made, tuple | list) and len(made) == 2
         if not pair or not (made[1] is None or isinstance(made[1], Mapping)):
             unfit = Unfit("reset", in_words(made))
@@ -144,6 +147,8 @@ def flag(ended: Any) -> bool:
 
     Raises Unfit for anything but a bool, 0, 1 or an array of one of them.
     """
+    if ended is True or ended is False:
+        return bool(ended)
     if ended is None:
         return False
     if isinstance(ended, bool | np.bool_):

@@ -149,9 +149,10 @@ class GymnasiumVector:
                 if read is not None:
                     observation = read(observation)
                 try:
-                    number = (
-                        reward_of(reward) if type(reward) is array else float(reward)
-                    )
+                    number = reward
+                    if type(reward) is not float:
+                        single = type(reward) is array
+                        number = reward_of(reward) if single else float(reward)
                     ends = terminated or truncated or due
                 except (TypeError, ValueError, RuntimeError):
                     number = reward_of(reward)

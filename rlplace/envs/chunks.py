@@ -104,6 +104,13 @@ class _Restorable(_Chunks):
     ) -> Mapping[int, NDArray[Any]]:
         return cast(Restorable, self._inner).restore(states)
 
+    @property
+    def keeps_statistics(self) -> bool:
+        return bool(getattr(self._inner, "keeps_statistics", False))
+
+    def take_statistics(self, states: Sequence[Mapping[str, NDArray[Any]]]) -> bool:
+        return bool(cast(Any, self._inner).take_statistics(states))
+
 
 class _Rendering(_Chunks):
     """A simulator with chunks of actions. It draws one picture for each chunk."""

@@ -246,6 +246,11 @@ def _make(config: SimulatorEnvConfig) -> gymnasium.Env[Any, Any]:
     else:
         env = getattr(importlib.import_module(module), name)(**config.kwargs)
         _require_env(env, config.id)
+    if config.wrappers:
+        from rlplace.envs.wrappers import OwnRewards
+
+        # Returns are of these rewards, whatever the wrappers make of them
+        env = OwnRewards(env)
     # Put it into its wrappers, the first one innermost
     for at, wrapper in enumerate(config.wrappers):
         key = f"env.wrappers[{at}]"

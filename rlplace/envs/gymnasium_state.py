@@ -5,14 +5,15 @@ MuJoCo and classic control are restored bit for bit, and so are custom environme
     def checkpoint_state(self) -> dict[str, NumPy array or number]: ...
     def restore_state(self, state: dict[str, NumPy array]) -> None: ...      # after a reset
 
-Random numbers (`self.np_random`) are restored in any case. A wrapper with a state needs these methods too, for itself
-and for everything it wraps.
+Random numbers (`self.np_random`) are restored in any case, and so are the statistics of `NormalizeObservation` and
+`NormalizeReward` of Gymnasium, which outlast episodes. A custom wrapper with a state needs the two methods too, for
+itself and for everything it wraps.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -24,6 +25,9 @@ if TYPE_CHECKING:
 # Names of entries in a state: random numbers, and what custom environments return
 _RANDOM = "random"
 _OWN = "own."
+_STATISTICS = "statistics."
+# Attribute of a wrapper of Gymnasium that has statistics -> the names of its further arrays
+_NORMALIZING = {"obs_rms": (), "return_rms": ("discounted_reward",)}
 # Positions that MuJoCo computes in a step. Rewards read the values of the step before
 _DERIVED = ("xpos", "xipos")
 
@@ -39,6 +43,8 @@ def state_of(env: gymnasium.Env[Any, Any]) -> dict[str, NDArray[Any]]:
     bits = env.unwrapped.np_random.bit_generator
     if isinstance(bits, np.random.PCG64):
         state[_RANDOM] = np.array(json.dumps(bits.state))
+    for name, value in _statistics_of(env).items():
+        state[_STATISTICS + name] = value
     # The state of the simulation: by the custom method, or of a library known here
     if hasattr(layer, "checkpoint_state"):
         for name, value in layer.checkpoint_state().items():
@@ -65,6 +71,7 @@ def restore(env: gymnasium.Env[Any, Any], state: Mapping[str, NDArray[Any]]) -> 
     Return True if the episode was restored, False if only the random numbers were.
     """
     layer = _teller(env)
+    _set_statistics(env, state)
     if _RANDOM in state:
         env.unwrapped.np_random.bit_generator.state = json.loads(state[_RANDOM].item())
     own = {
@@ -88,14 +95,92 @@ def restore(env: gymnasium.Env[Any, Any], state: Mapping[str, NDArray[Any]]) -> 
     return True
 
 
+# ── statistics of wrappers ───────────────────────────────────────────────────────────────────────────────────────────
+
+
+def has_statistics(state: Mapping[str, NDArray[Any]]) -> bool:
+    """Return whether the state of an environment has statistics of its wrappers."""
+    return any(name.startswith(_STATISTICS) for name in state)
+
+
+def keeps_statistics(env: gymnasium.Env[Any, Any]) -> bool:
+    """Return whether a wrapper of Gymnasium around `env` normalizes by statistics of all its episodes."""
+    return any(True for _ in _normalizing(env))
+
+
+def freeze_statistics(
+    env: gymnasium.Env[Any, Any], state: Mapping[str, NDArray[Any]]
+) -> bool:
+    """Give the wrappers of `env` the statistics in a state, and keep these from changing.
+
+    Return whether the state has all the statistics.
+    """
+    for number, (wrapper, _) in enumerate(_normalizing(env)):
+        if f"{_STATISTICS}{number}.mean" not in state:
+            return False
+        wrapper.update_running_mean = False
+    _set_statistics(env, state)
+    return True
+
+
+def _normalizing(env: gymnasium.Env[Any, Any]) -> Iterator[tuple[Any, str]]:
+    """Yield each wrapper of Gymnasium that has statistics, the outermost first, and the attribute that has them."""
+    layer: Any = env
+    while hasattr(layer, "env"):
+        if type(layer).__module__.startswith("gymnasium.wrappers."):
+            for attribute in _NORMALIZING:
+                if hasattr(type(layer), "update_running_mean") and attribute in vars(
+                    layer
+                ):
+                    yield layer, attribute
+        layer = layer.env
+
+
+def _statistics_of(env: gymnasium.Env[Any, Any]) -> dict[str, NDArray[Any]]:
+    """Return the statistics of all wrappers as arrays by name."""
+    found: dict[str, NDArray[Any]] = {}
+    for number, (wrapper, attribute) in enumerate(_normalizing(env)):
+        running = getattr(wrapper, attribute)
+        for name in ("mean", "var", "count"):
+            found[f"{number}.{name}"] = np.array(getattr(running, name))
+        for name in _NORMALIZING[attribute]:
+            found[f"{number}.{name}"] = np.array(getattr(wrapper, name))
+    return found
+
+
+def _set_statistics(
+    env: gymnasium.Env[Any, Any], state: Mapping[str, NDArray[Any]]
+) -> None:
+    """Give all wrappers the statistics in a state, if it has them."""
+    for number, (wrapper, attribute) in enumerate(_normalizing(env)):
+        name = f"{_STATISTICS}{number}."
+        if f"{name}mean" not in state:
+            continue
+        running = getattr(wrapper, attribute)
+        running.mean = state[f"{name}mean"].copy()
+        running.var = state[f"{name}var"].copy()
+        running.count = float(state[f"{name}count"])
+        for further in _NORMALIZING[attribute]:
+            setattr(wrapper, further, state[name + further].copy())
+
+
+# ── layers ───────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
 def _teller(env: gymnasium.Env[Any, Any]) -> Any:
-    """Return the inner environment that can give its state: remove outer wrappers that are known to have no state."""
+    """Return the inner environment that can give its state.
+
+    Outer wrappers that are known to have no state, or none but their statistics, are removed.
+    """
     from gymnasium import wrappers
 
-    from rlplace.envs.wrappers import Shown
+    from rlplace.envs.wrappers import OwnRewards, Shown
 
     stateless = (
+        OwnRewards,
         Shown,
+        wrappers.NormalizeObservation,
+        wrappers.NormalizeReward,
         wrappers.OrderEnforcing,
         wrappers.PassiveEnvChecker,
         wrappers.TransformAction,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import sys
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -20,8 +21,14 @@ from rlplace.envs.gymnasium_results import (
     reward_of,
     shares_memory,
 )
-from rlplace.envs.gymnasium_state import restore, state_of
+from rlplace.envs.gymnasium_state import (
+    freeze_statistics,
+    keeps_statistics,
+    restore,
+    state_of,
+)
 from rlplace.envs.observations import encoding_of
+from rlplace.envs.wrappers import OwnRewards
 
 if TYPE_CHECKING:
     import gymnasium
@@ -53,6 +60,8 @@ class GymnasiumVector:
         self._envs = list(envs)
         self._steps = [env.step for env in envs]
         self._results = Results(name or type(envs[0].unwrapped).__name__)
+        # Returns are of the environments' own rewards, learning is by those of their wrappers; None: they are the same
+        self._own_rewards = [each for env in envs if (each := own_rewards(env))] or None
         encoding = encoding_of(envs[0].observation_space)
         assert encoding is not None, "describe has refused it"
         # Observations of a step: [B, *O]
@@ -132,6 +141,7 @@ class GymnasiumVector:
         limit = self._limit
         # Whether each row needs a closer look: an episode is at its time limit, or it is the first step
         due = clock == 1 or min(begins) <= clock - limit
+        own = self._own_rewards
         # Observations are read one by one if they are no arrays, or if others may write into these arrays
         read = self._encode
         if read is None and self._shares is not False:
@@ -140,6 +150,9 @@ class GymnasiumVector:
             for row, (step, action) in enumerate(
                 zip(self._steps, self._taken(actions), strict=True)
             ):
+                if own is not None:
+                    # A wrapper may have taken steps to begin the episode
+                    own[row].take()
                 made = step(action)
                 try:
                     observation, reward, terminated, truncated, _ = made
@@ -158,7 +171,10 @@ class GymnasiumVector:
                     number = reward_of(reward)
                     ends = True
                 rewards.append(number)
-                returns[row] += number
+                if own is None:
+                    returns[row] += number
+                else:
+                    returns[row] += sum(map(reward_of, own[row].take()))
                 # Most steps end here: the episode goes on
                 if not ends:
                     shown.append(observation)
@@ -231,6 +247,22 @@ class GymnasiumVector:
             else:
                 begun[row] = np.array(self._first(env), self._dtype)
         return begun
+
+    def take_statistics(self, states: Sequence[Mapping[str, NDArray[Any]]]) -> bool:
+        """Give the wrappers of each row the statistics of a row of the training, and keep these from changing.
+
+        `states`: what `row_states` returned for the rows of the training; row i gets those of row i, or begins again
+        with the first one. Return whether `states` has all these statistics.
+        """
+        if not states:
+            return False
+        rows = zip(self._envs, itertools.cycle(states), strict=False)
+        return all(freeze_statistics(env, state) for env, state in rows)
+
+    @property
+    def keeps_statistics(self) -> bool:
+        """Whether wrappers normalize by statistics of all episodes, so that a policy does not work without them."""
+        return keeps_statistics(self._envs[0])
 
     @property
     def frames_per_s(self) -> float:
@@ -324,3 +356,13 @@ class GymnasiumVector:
     def close(self) -> None:
         """Close all environments."""
         close_all(self._envs, self._results.name)
+
+
+def own_rewards(env: gymnasium.Env[Any, Any]) -> OwnRewards | None:
+    """Return the wrapper inside `env` that remembers the environment's own rewards; None if there is none."""
+    layer: Any = env
+    while not isinstance(layer, OwnRewards):
+        if not hasattr(layer, "env"):
+            return None
+        layer = layer.env
+    return layer

@@ -11,9 +11,9 @@ import dataclasses
 import math
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -57,13 +57,15 @@ def play(
     seed: int,
     longest: int,
     video: Path | None = None,
+    states: Sequence[Mapping[str, NDArray[Any]]] = (),
 ) -> list[Played]:
     """Play `episodes` whole episodes with a policy, and return the return and length of each.
 
     Equal seeds and equal actions give equal episodes. `spaces`: spaces of the policy. `act`: takes observations, and
     returns actions. `longest`: the most steps that an episode may have. `video`: file for a video of the first row;
-    None: no video. Raises ConfigError if the simulator is unknown or cannot be drawn, SimulatorError if a number is not
-    finite or an episode is too long, and OutputError if the video cannot be written.
+    None: no video. `states`: state of each environment of the training, for the statistics of wrappers. Raises
+    ConfigError if the simulator is unknown or cannot be drawn, or if statistics are missing, SimulatorError if a number
+    is not finite or an episode is too long, and OutputError if the video cannot be written.
     """
     rows = min(episodes, _ROWS)
     # Episodes that each row has to play
@@ -76,6 +78,7 @@ def play(
     with contextlib.ExitStack() as opened:
         simulator = _made(config, rows, spaces.chunk, drawn=video is not None)
         opened.callback(simulator.close)
+        _with_statistics(simulator, config, states)
         observations = simulator.reset(row_seeds(seed, 0, rows, _EVALUATION))
         # Steps so far of the episodes in progress, and where episodes begin
         lengths = np.zeros(rows, np.int64)
@@ -110,6 +113,19 @@ def play(
                 if lengths[row] >= longest and len(played[row]) < due[row]:
                     raise _endless(config, longest, sum(map(len, played)), episodes)
     return [episode for each in played for episode in each]
+
+
+def _with_statistics(
+    simulator: Simulator,
+    config: SimulatorEnvConfig,
+    states: Sequence[Mapping[str, NDArray[Any]]],
+) -> None:
+    """Give wrappers that normalize the statistics of the training. Raises ConfigError if `states` has none."""
+    if not getattr(simulator, "keeps_statistics", False):
+        return
+    if not cast(Any, simulator).take_statistics(states):
+        names = ", ".join(wrapper.name for wrapper in config.wrappers)
+        raise config_error("no-statistics", "env.wrappers", names)
 
 
 def _endless(

@@ -74,6 +74,22 @@ def report(capsys: pytest.CaptureFixture[str], *words: object) -> dict[str, Any]
     return found
 
 
+def test_a_policy_is_played_with_the_statistics_of_its_training(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = trained(
+        tmp_path,
+        "+env.wrappers=[{name: gymnasium.wrappers:NormalizeObservation}]",
+        "checkpoint.every=1",
+    )
+    first = report(capsys, run, "episodes=4")
+    assert report(capsys, run, "episodes=4")["returns"] == first["returns"]
+    # Checkpoints have the statistics, the file with the weights has not.
+    shutil.rmtree(run / "checkpoints")
+    assert main([str(run)]) != 0
+    assert "no-statistics" in capsys.readouterr().err
+
+
 def test_a_run_is_played_and_summed_up(
     cartpole: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -116,6 +116,27 @@ def test_a_run_goes_on_to_the_bit(whole: Finished, tmp_path: Path) -> None:
     assert run.summary()["return_first"] == whole.summary()["return_first"]
 
 
+def test_statistics_of_wrappers_go_on_to_the_bit(tmp_path: Path) -> None:
+    normalized = (
+        *ONE_EACH,
+        "+env.wrappers=[{name: gymnasium.wrappers:NormalizeObservation},"
+        " {name: gymnasium.wrappers:NormalizeReward}]",
+    )
+    at_once = train(
+        "hybrid_ppo", tmp_path / "whole", *normalized, "runner.total_iterations=4"
+    )
+    assert at_once.code == 0, at_once.err
+    part = tmp_path / "part"
+    train("hybrid_ppo", part, *normalized, "runner.total_iterations=2")
+    run = resume(part, job=normalized)
+    assert run.code == 0, run.err
+    assert numbers(run) == numbers(at_once)
+    # CartPole rewards each step by one, whatever NormalizeReward makes of it.
+    for line in run.metrics():
+        if "env/return" in line:
+            assert line["env/return"] == pytest.approx(line["env/episode_length"])
+
+
 def test_what_came_after_the_checkpoint_is_done_again_once(
     whole: Finished, tmp_path: Path
 ) -> None:

@@ -31,6 +31,7 @@ def evaluate(trained: Trained, request: EvaluationRequest) -> Evaluation:
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     from rlplace.envs.play import play
     from rlplace.models.policy import policy_of
+    from rlplace.workers.roles.episodes import read_states
 
     began = time.perf_counter()
     policy = policy_of(trained, seed=request.seed, key=request.key)
@@ -45,6 +46,7 @@ def evaluate(trained: Trained, request: EvaluationRequest) -> Evaluation:
         seed=request.seed,
         longest=request.longest,
         video=request.video,
+        states=read_states(trained.folder / "env") if trained.checkpoint else (),
     )
     report: dict[str, Any] = {
         "policy": trained.text,

@@ -18,7 +18,7 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from rlplace.codes import problem
+from rlplace.codes import config_error, problem
 from rlplace.envs.action_bounds import action_remark
 from rlplace.envs.contract import (
     ContinuousActions,
@@ -29,6 +29,7 @@ from rlplace.envs.contract import (
     Spaces,
     StepResult,
 )
+from rlplace.envs.gymnasium_state import has_statistics
 from rlplace.envs.registry import make_simulator, row_seeds, seed_global_numbers
 from rlplace.errors import SimulatorError
 from rlplace.metrics import Metric, Metrics
@@ -452,7 +453,8 @@ class VectorEnvWorker(EnvWorker):
         cut = 0
         for group in self._groups:
             rows = range(group.first_row, group.first_row + len(group.observations))
-            steps = group.go_on(read(Path(folder), rows, group.observations))
+            saved = self._saved(Path(folder), rows, group)
+            steps = group.go_on(saved)
             lost = lost + int(steps.sum())
             cut = cut + int(np.count_nonzero(steps))
         return {
@@ -460,6 +462,23 @@ class VectorEnvWorker(EnvWorker):
             "env/episodes_cut": Metric(cut, "sum"),
             "env/load_s": Metric(time.perf_counter() - began, "max"),
         }
+
+    def _saved(self, folder: Path, rows: range, group: StageGroup) -> Episodes:
+        """Return the saved episodes of the rows of a stage group.
+
+        Raises ConfigError if wrappers of the group normalize by statistics that were not saved.
+        """
+        if not getattr(group.simulator, "keeps_statistics", False):
+            return read(folder, rows, group.observations)
+        lacking = not folder.is_dir()
+        if not lacking:
+            saved = read(folder, rows, group.observations)
+            lacking = not all(has_statistics(state) for state in saved.states)
+        if lacking:
+            wrappers = self.config.config.env.wrappers
+            names = ", ".join(wrapper.name for wrapper in wrappers)
+            raise config_error("no-statistics", "env.wrappers", names)
+        return saved
 
     def begin_again(self, iteration: int) -> Metrics:
         """Go back to the episodes at the start of `iteration`, and return the number of episodes that were cut short.

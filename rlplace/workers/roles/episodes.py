@@ -99,6 +99,21 @@ def read(folder: Path, rows: range, like: NDArray[Any]) -> Episodes:
     )
 
 
+def read_states(folder: Path) -> list[RowState]:
+    """Return the simulator's state of each saved row, from all files in `folder`; [] if there are none.
+
+    Raises ConfigError for unreadable files.
+    """
+    states: list[RowState] = []
+    for file in sorted(folder.glob("rows_*.npz")):
+        try:
+            with np.load(file, allow_pickle=False) as arrays:
+                states += _unstacked(arrays, len(arrays["lengths"]))
+        except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
+            raise unreadable_state("env", file, error) from error
+    return states
+
+
 def _stacked(states: Sequence[RowState]) -> dict[str, NDArray[Any]]:
     """Return the arrays of all rows' states as few arrays: arrays with equal name, shape and dtype are stacked.
 

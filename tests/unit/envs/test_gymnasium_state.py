@@ -10,7 +10,7 @@ import gymnasium
 import numpy as np
 import pytest
 
-from rlplace.config.blocks.simulator import SimulatorEnvConfig
+from rlplace.config.blocks.simulator import SimulatorEnvConfig, WrapperConfig
 from rlplace.envs.contract import Restorable, StepResult
 from rlplace.envs.gymnasium_vector import GymnasiumVector
 from rlplace.envs.registry import find_adapter, row_seeds
@@ -156,3 +156,65 @@ def test_rows_that_are_nowhere_and_files_that_are_damaged_are_named(
     with pytest.raises(ConfigError, match=name) as caught:
         read(tmp_path, range(2), observations)
     assert caught.value.codes == ("checkpoint-damaged",)
+
+
+# ── statistics of wrappers ───────────────────────────────────────────────────────────────────────────────────────────
+
+NORMALIZED = (
+    WrapperConfig(name="gymnasium.wrappers:NormalizeObservation"),
+    WrapperConfig(name="gymnasium.wrappers:NormalizeReward"),
+)
+
+
+def normalized(first_row: int = 0) -> tuple[GymnasiumVector, np.ndarray]:
+    config = SimulatorEnvConfig(
+        id="Pendulum-v1", max_episode_steps=25, wrappers=NORMALIZED
+    )
+    made = find_adapter("gymnasium").make(config, ROWS)
+    assert isinstance(made, GymnasiumVector)
+    return made, made.reset(row_seeds(5, first_row, ROWS))
+
+
+def test_statistics_of_wrappers_go_on_to_the_bit() -> None:
+    env, _ = normalized()
+    taken = actions(env, 80)
+    for action in taken[:40]:
+        env.step(action)
+    states = env.row_states()
+    expected = [env.step(action) for action in taken[40:]]
+    other, _ = normalized(first_row=100)
+    assert other.restore(states) == {}
+    for action, result in zip(taken[40:], expected, strict=True):
+        again = other.step(action)
+        assert np.array_equal(again.observations, result.observations)
+        assert np.array_equal(again.rewards, result.rewards)
+        assert again.episode_returns == result.episode_returns
+
+
+def test_returns_are_of_the_environments_own_rewards() -> None:
+    env, _ = normalized()
+    plain, _ = vector("Pendulum-v1", ROWS)
+    for action in actions(env, 30):
+        result, own = env.step(action), plain.step(action)
+        assert result.episode_returns == own.episode_returns
+        assert not np.array_equal(result.rewards, own.rewards)
+
+
+def test_a_policy_is_evaluated_with_the_statistics_of_its_rows() -> None:
+    env, _ = normalized()
+    for action in actions(env, 40):
+        env.step(action)
+    tested, _ = normalized(first_row=100)
+    assert tested.keeps_statistics
+    assert tested.take_statistics(env.row_states())
+    for action in actions(tested, 5):
+        tested.step(action)
+    for own, there in zip(tested._envs, env._envs, strict=True):
+        running, trained = (e.get_wrapper_attr("obs_rms") for e in (own, there))
+        assert np.array_equal(running.mean, trained.mean)
+        assert np.array_equal(running.var, trained.var)
+    # Fewer rows were trained than are played.
+    assert tested.take_statistics(env.row_states()[:1])
+    last = tested._envs[-1].get_wrapper_attr("obs_rms")
+    assert np.array_equal(last.mean, env._envs[0].get_wrapper_attr("obs_rms").mean)
+    assert not tested.take_statistics([])

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from rlplace.config.blocks.simulator import SimulatorEnvConfig
+from rlplace.config.blocks.simulator import SimulatorEnvConfig, WrapperConfig
 from rlplace.envs.play import Played, play
 from rlplace.envs.registry import describe
-from rlplace.errors import SimulatorError
+from rlplace.errors import ConfigError, SimulatorError
 
 
 def played(
@@ -46,3 +46,15 @@ def test_numbers_beside_an_image_have_to_be_finite() -> None:
     with pytest.raises(SimulatorError) as caught:
         played("Corner", beside=True, poison_at=4)
     assert caught.value.code == "simulator-not-finite"
+
+
+def test_a_policy_of_normalized_observations_needs_their_statistics() -> None:
+    wrapper = WrapperConfig(name="gymnasium.wrappers:NormalizeObservation")
+    env = SimulatorEnvConfig(id="CartPole-v1", wrappers=(wrapper,))
+
+    def act(observations: NDArray[Any], _begins: NDArray[np.bool_]) -> NDArray[Any]:
+        return np.zeros(len(observations), np.int64)
+
+    with pytest.raises(ConfigError, match="NormalizeObservation") as caught:
+        play(env, describe(env), act, episodes=1, seed=0, longest=500)
+    assert caught.value.codes == ("no-statistics",)

@@ -9,6 +9,10 @@ from typing import Literal
 # Metric of a component of a custom job: the number of values in its results that cannot be metrics. Its notes list
 # these values.
 NOT_METRICS = "not_metrics"
+# Metric of env and of evaluations: the number of prompts that were too long and left out. Its note says so.
+DROPPED_PROMPTS = "prompts_dropped"
+# Metric of evaluations on simulators: 1 if episodes did not end. Its note says so.
+ENDLESS_EPISODES = "eval/endless"
 Reduction = Literal["mean", "sum", "max", "min"]
 _REDUCE: Mapping[str, Callable[[list[float]], float]] = {
     "sum": sum,

@@ -593,21 +593,28 @@ def check_task(
     evaluated: bool,
     components: Mapping[str, RewardConfig] | None = None,
     own: bool = True,
+    eval_prompts: int | None = None,
 ) -> list[Problem]:
     """Return the problems of a text task and its reward functions; the task is made to find them.
 
     If there are none so far, the reward functions are tried with one row of the task. `evaluated`: whether the task for
-    held-out prompts is checked too. `components`: config key -> block of the reward components with functions. `own`:
-    whether functions of the user are tried, too.
+    held-out prompts is checked too; its warnings are among the problems. `components`: config key -> block of the
+    reward components with functions. `own`: whether functions of the user are tried, too. `eval_prompts`: number of
+    held-out prompts of an evaluation; None: all.
     """
+    from rlplace.envs.text.held_out import held_out_warnings
     from rlplace.envs.text.probe import probe_problems
     from rlplace.envs.text.rewards import find_rewards, named_reward
 
     problems: list[Problem] = []
-    splits: tuple[Split, ...] = ("train", "held_out") if evaluated else ("train",)
-    for split in splits:
+    tasks: dict[str, TextTask] = {}
+    seeds: dict[Split, int] = {"train": seed}
+    if evaluated:
+        seeds["held_out"] = config.eval_seed
+    for split, of_split in seeds.items():
         try:
-            task = make_task(config, seed=seed, split=split)
+            task = make_task(config, seed=of_split, split=split)
+            tasks[split] = task
             rewards = list(find_rewards(config.rewards, task, chat=config.chat))
         except ConfigError as error:
             problems += [p for p in error.problems if p not in problems]
@@ -629,4 +636,6 @@ def check_task(
             memory_bytes=config.reward_memory,
             own=own,
         )
+    if evaluated and len(tasks) == len(seeds) and not problems:
+        problems += held_out_warnings(tasks["train"], tasks["held_out"], eval_prompts)
     return problems

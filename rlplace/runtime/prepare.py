@@ -30,6 +30,7 @@ from rlplace.contract.registry import job_of
 from rlplace.envs.registry import (
     missing_library,
 )
+from rlplace.envs.text.held_out import WARNINGS
 from rlplace.errors import (
     ClusterError,
     ConfigError,
@@ -142,17 +143,20 @@ def prepare(
     config = job.completed(config, places)
     if topology is None:
         topology = declared_topology(config.cluster, places)
-    problems = check_env(config, places)
+    found = check_env(config, places)
+    problems = [each for each in found if each.code not in WARNINGS]
+    warnings = [each for each in found if each.code in WARNINGS]
     try:
         plan = make_plan(config, topology, places)
     except ProblemsError as error:
         raise type(error)([*error.problems, *_errors(problems)]) from None
+    plan = dataclasses.replace(plan, warnings=(*plan.warnings, *warnings))
     problems += check_plan(config, plan, places)
     try:
         case = job.memory(config, plan, measured, build=simulator and not problems)
     except ProblemsError as error:
-        found = _with_sources(error.problems, places)
-        raise type(error)([*_errors(problems), *found]) from None
+        of_memory = _with_sources(error.problems, places)
+        raise type(error)([*_errors(problems), *of_memory]) from None
     if wrong := _errors(problems):
         raise ConfigError(wrong)
     view = view_plan(plan, case, name=name, counts=job.counts(config, plan))

@@ -142,11 +142,13 @@ class TextArguments(WorkerArguments):
         """
         return self._block(self.prompts, env_rank)
 
-    def held_out(self, env_rank: int) -> range:
+    def held_out(self, env_rank: int, prompts: int) -> range:
         """Return the indices of the held-out prompts for which env rank `env_rank` requests answers in an
         evaluation.
+
+        `prompts`: number of held-out prompts of the evaluation.
         """
-        return self._block(self.config.runner.eval_prompts, env_rank)
+        return self._block(prompts, env_rank)
 
     def _block(self, rows: int, env_rank: int) -> range:
         first, stop = block_edges(rows, self.ranks["env"])[env_rank : env_rank + 2]

@@ -769,6 +769,45 @@ def test_what_is_drawn_otherwise_than_the_actor_knows_is_corrected_or_refused(
 
 
 @pytest.mark.parametrize(
+    ("runner", "rollout", "found"),
+    [
+        ({"eval_every": 1, "eval_samples": 4}, {}, []),
+        (
+            {"eval_every": 1, "eval_samples": 4, "eval_temperature": 0.0},
+            {},
+            [("runner.eval_samples", "runner.eval_temperature is 0")],
+        ),
+        (
+            {"eval_every": 1, "eval_samples": 4},
+            {"temperature": 0.0},
+            [("runner.eval_samples", "rollout.temperature is 0")],
+        ),
+        ({"eval_every": 1, "eval_samples": 1, "eval_temperature": 0.0}, {}, []),
+        ({"eval_every": 1, "stop_at_eval": 0.9, "eval_patience": 2}, {}, []),
+        (
+            {"stop_at_eval": 0.9, "eval_patience": 2},
+            {},
+            [
+                ("runner.stop_at_eval", "runner.eval_every is 0"),
+                ("runner.eval_patience", "runner.eval_every is 0"),
+            ],
+        ),
+    ],
+)
+def test_keys_of_evaluations_that_have_no_effect_are_refused(
+    folder: Path,
+    runner: dict[str, Any],
+    rollout: dict[str, Any],
+    found: list[tuple[str, str]],
+) -> None:
+    said = problems(config(folder, runner=runner, rollout=rollout))
+    refused = [p for p in said if p.code == "evaluation-of-no-use"]
+    assert [p.key for p in refused] == [key for key, _ in found]
+    for problem, (_, why) in zip(refused, found, strict=True):
+        assert why in str(problem.why)
+
+
+@pytest.mark.parametrize(
     ("given", "said"),
     [
         ({"enable_chunked_prefill": False}, []),

@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Literal
 
-from rlplace.config.fields import knob, lm_knob
+from rlplace.config.fields import knob, lm_knob, simulator_knob
 from rlplace.config.own import OwnName
 
 OnPoison = Literal["stop", "skip"]
@@ -17,6 +17,8 @@ SinkName = Literal[
 
 # Larger numbers are typing mistakes.
 MOST_SAMPLES = 10**4
+# Held-out prompts of an evaluation if a task has no end
+ENDLESS_HELD_OUT = 32
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,10 +60,29 @@ class RunnerConfig:
     stop_at_return: float | None = knob(
         "stop earlier once the mean return or reward reaches this", None
     )
-    eval_every: int = lm_knob(
-        "iterations between passes over held-out prompts; 0: none", 0, minimum=0
+    stop_at_eval: float | None = knob(
+        "stop earlier once an evaluation has this mean reward or return", None
     )
-    eval_prompts: int = lm_knob("held-out prompts of one pass", 64, minimum=1)
+    eval_patience: int = knob(
+        "stop earlier after so many evaluations that are no better than the best; 0: never",
+        0,
+        minimum=0,
+    )
+    eval_every: int = knob(
+        "iterations between evaluations: held-out prompts, or whole episodes; 0: none",
+        0,
+        minimum=0,
+    )
+    eval_episodes: int = simulator_knob(
+        "whole episodes of one evaluation, played by the likeliest actions",
+        20,
+        minimum=1,
+    )
+    eval_prompts: int | None = lm_knob(
+        "held-out prompts of one pass, the same each time; null: all, of a task without end 32",
+        None,
+        minimum=1,
+    )
     eval_samples: int = lm_knob(
         "answers to each of them: 1, greedily; or more, drawn as in training",
         1,
@@ -115,6 +136,11 @@ class RunnerConfig:
         maximum=255,
     )
 
+    @property
+    def usual_eval_prompts(self) -> int:
+        """The number of held-out prompts of a pass as far as the config tells it; a data set may have more or fewer."""
+        return self.eval_prompts or ENDLESS_HELD_OUT
+
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class CheckpointConfig:
@@ -125,7 +151,9 @@ class CheckpointConfig:
     )
     keep_last: int = knob("newest checkpoints that are kept", 2, minimum=1)
     keep_best: int = knob(
-        "beside them, those with the best return or reward", 0, minimum=0
+        "beside them, those with the best evaluation; without any, return or reward",
+        0,
+        minimum=0,
     )
     on_signal: bool = knob(
         "save one more when a signal such as Ctrl-C or SIGTERM stops the run", True

@@ -54,6 +54,11 @@ class TextEnvConfig(AgentConfig):
     eval_kwargs: Mapping[str, object] = knob(
         "of the held-out prompts, over those of kwargs", dict
     )
+    eval_seed: int = knob(
+        "which held-out prompts are asked where not all are; runner.seed does not matter",
+        0,
+        minimum=0,
+    )
     rewards: tuple[RewardFunctionConfig, ...] = knob(
         "their weighted sum is learned; none: the task's own", ()
     )

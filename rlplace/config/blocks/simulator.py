@@ -48,6 +48,11 @@ class SimulatorEnvConfig:
     wrappers: tuple[WrapperConfig, ...] = knob(
         "of gymnasium, around each simulator, the innermost first", ()
     )
+    eval_seed: int = knob(
+        "seed of the episodes of evaluations; runner.seed does not matter",
+        0,
+        minimum=0,
+    )
     enable_offload: bool = knob(
         "leave the accelerators in stages that do not need the simulator", False
     )

@@ -96,6 +96,9 @@ class TextTask(Protocol):
     of all samples of a prompt together. The driver makes the task too, to find mistakes before workers start, so making
     it must be cheap. `reply` is called in several threads at once, for different episodes. If a task sets
     `replies_alone = True`, it is called only in the main thread of the rank, one call at a time.
+
+    A task whose episodes have several turns may have a method `identity(number)`, which returns a text: equal texts for
+    equal episodes. An evaluation then asks no episode twice. Episodes of class OneTurn are compared by their prompts.
     """
 
     # Reward functions to use if the config names none
@@ -128,6 +131,25 @@ class OneTurn:
     def facts(self) -> Mapping[str, Any]:
         """Return the facts for reward functions, name -> value."""
         return self.known
+
+
+def episode_identity(task: TextTask, number: int) -> str | None:
+    """Return a text that is equal for equal episodes of a task, such as its prompt; None if the task has none.
+
+    `number`: number of the episode.
+    """
+    identity = getattr(task, "identity", None)
+    if identity is not None:
+        return str(identity(number))
+    if hasattr(task, "episodes"):
+        # Its episodes take long to begin.
+        return None
+    episode = task.episode(number)
+    if not isinstance(episode, OneTurn):
+        return None
+    if isinstance(episode.prompt, str):
+        return episode.prompt
+    return repr(episode.prompt)
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

@@ -98,6 +98,10 @@ class Arithmetic:
             known={"answer": answer},
         )
 
+    def identity(self, number: int) -> str:
+        """Return the prompt of an episode: episodes with equal prompts are equal."""
+        return str(self.episode(number).prompt)
+
     def _problem(self, draw: random.Random) -> tuple[int, str, int]:
         """Return a random problem of this task's split: first number, sign, second number.
 
@@ -134,8 +138,14 @@ class GuessNumber:
 
     def episode(self, number: int) -> Guessing:
         """Return an episode. Its secret number is a random number that depends on `number`."""
-        secret = random.Random(f"{self._name}/{number}").randint(1, self._highest)
-        return Guessing(secret, self._highest, self._guesses)
+        return Guessing(self._secret(number), self._highest, self._guesses)
+
+    def identity(self, number: int) -> str:
+        """Return the secret number of an episode as text: episodes with equal secrets are equal."""
+        return str(self._secret(number))
+
+    def _secret(self, number: int) -> int:
+        return random.Random(f"{self._name}/{number}").randint(1, self._highest)
 
 
 class Guessing:
@@ -488,6 +498,10 @@ class ReasoningGym:
             known={"answer": str(entry["answer"]), "entry": entry},
         )
 
+    def identity(self, number: int) -> str:
+        """Return the prompt of an episode: episodes with equal prompts are equal."""
+        return str(self._made[number]["question"])
+
 
 # ── prompts of a data set ────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -548,6 +562,11 @@ class PromptSet:
         if self._answer is not None:
             facts["answer"] = _column(values, self._answer)
         return OneTurn(prompt=self._asked(values, place), known=facts)
+
+    def identity(self, number: int) -> str:
+        """Return the prompt of row number `number` as text, with its images."""
+        prompt = self._asked(*self._rows[number])
+        return prompt if isinstance(prompt, str) else repr(prompt)
 
     def place(self, number: int) -> Source:
         """Return the file and line of row number `number`."""

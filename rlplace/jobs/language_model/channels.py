@@ -49,7 +49,10 @@ def _text_channels(
     runner = config.runner
     each = algorithm.samples_per_prompt
     prompts = algorithm.prompts or 0
-    held_out = runner.eval_prompts if runner.eval_every else 0
+    held_out = 0
+    if runner.eval_every:
+        # More held-out prompts wait until there is room.
+        held_out = runner.usual_eval_prompts
     # The first turn of a prompt asks for all its samples in one request; each later turn asks for one sample.
     turns = config.env.max_turns > 1
     at_once = asked_at_once(prompts, algorithm.short_rounds)

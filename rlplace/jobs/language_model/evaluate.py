@@ -62,6 +62,7 @@ def evaluate(trained: Trained, request: EvaluationRequest) -> Evaluation:
         "policy": trained.text,
         "task": trained.config.env.task,
         "prompts": len(samples),
+        "prompts_asked_for": request.episodes,
         "deterministic": request.deterministic,
         "seed": request.seed,
         "reward": mean,
@@ -82,6 +83,10 @@ def _rows(report: Mapping[str, Any]) -> list[tuple[str, str]]:
         if report["deterministic"]
         else f"answers drawn as in training, seed {report['seed']}"
     )
+    prompts = f"{report['prompts']} held-out prompts"
+    wanted = report["prompts_asked_for"]
+    if wanted is not None and wanted > report["prompts"]:
+        prompts += f" (there are no {wanted} different ones)"
     between = report["confidence_95"]
     reward = (
         "none: no answer has a reward"
@@ -92,7 +97,7 @@ def _rows(report: Mapping[str, Any]) -> list[tuple[str, str]]:
         reward += f"   (95 % confidence: {between[0]:.3f} to {between[1]:.3f})"
     rows = [
         ("policy", report["policy"]),
-        ("task", f"{report['task']}, {report['prompts']} held-out prompts, {drawn}"),
+        ("task", f"{report['task']}, {prompts}, {drawn}"),
         ("reward", reward),
         *(
             [("poisoned", f"{report['poisoned']} left out: not finite")]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -28,6 +28,7 @@ from rlplace.jobs.language_model.rules.planned import plan_problems
 from rlplace.jobs.language_model.rules.signal import compares_groups
 from rlplace.jobs.notes import learning_rate_notes
 from rlplace.jobs.variants import check_variant
+from rlplace.metrics import DROPPED_PROMPTS
 from rlplace.placement.counts import Count
 from rlplace.placement.language.spec import role_of
 from rlplace.placement.machines.topology import Topology
@@ -110,6 +111,7 @@ class LanguageModelJob(Job):
                 components=functions,
                 # Failures of single answers may be what the config expects
                 own=config.faults.on_error == "stop",
+                eval_prompts=runner.eval_prompts,
             )
         yield from check_variant(config)
         if config.rollout.own:
@@ -189,6 +191,15 @@ class LanguageModelJob(Job):
     def evaluates_every(self, config: LanguageModelJobConfig) -> int:
         return config.runner.eval_every
 
+    def remarks(
+        self, numbers: Mapping[str, float], notes: Mapping[str, Sequence[str]]
+    ) -> list[str]:
+        found = super().remarks(numbers, notes)
+        for name, lines in notes.items():
+            if name.endswith(f"/{DROPPED_PROMPTS}"):
+                found += lines
+        return found
+
     def count(
         self,
         config: LanguageModelJobConfig,
@@ -229,7 +240,7 @@ class LanguageModelJob(Job):
             kept.add("reference")
         return tuple(c for c in plan_.placement.components if role_of(c) in kept)
 
-    def optional_state(self) -> Collection[str]:
+    def optional_state(self, config: LanguageModelJobConfig) -> Collection[str]:
         return ("env",)
 
     def divided(self) -> Mapping[str, str]:

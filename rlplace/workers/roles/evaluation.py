@@ -29,15 +29,15 @@ def answers(
     config: LanguageModelJobConfig,
     weights: Path,
     *,
-    prompts: int,
+    prompts: int | None,
     greedy: bool,
     seed: int,
 ) -> list[dict[str, Any]]:
-    """Return one transcript (a dict of JSON values) for each of the first `prompts` held-out prompts, in order.
+    """Return one transcript (a dict of JSON values) for each held-out prompt, in order. No prompt comes twice.
 
-    `weights`: the actor's folder in a checkpoint. `greedy`: answer with the most probable tokens instead of sampled
-    tokens. `seed`: seed of the sampled answers. The model runs on a GPU if there is one. Raises ConfigError, and all
-    errors of env and rollout workers.
+    `prompts`: the largest number of prompts; None: all of a data set. `weights`: the actor's folder in a checkpoint.
+    `greedy`: answer with the most probable tokens instead of sampled tokens. `seed`: seed of the sampled answers. The
+    model runs on a GPU if there is one. Raises ConfigError, and all errors of env and rollout workers.
     """
     rollout = config.rollout
     cache = rollout.kv_cache_memory or _CACHE_BYTES

@@ -15,10 +15,11 @@ from pathlib import Path
 import numpy as np
 
 from rlplace import codes
+from rlplace.config.blocks.engine import ENDLESS_HELD_OUT
 from rlplace.config.blocks.language_model import LanguageModelJobConfig
 from rlplace.envs.registry import make_task
 from rlplace.envs.text import Image, Split, TextEpisode
-from rlplace.envs.text.contract import NoPrompt, Prompt
+from rlplace.envs.text.contract import NoPrompt, Prompt, episode_identity
 from rlplace.envs.text.rows import Epochs, Share
 from rlplace.errors import ConfigError, Problem, Source
 from rlplace.models.tokenizer import Chat, PlainText, Tokenizer
@@ -50,9 +51,12 @@ _EPOCHS = 4
 class Prompts:
     """The prompts of a run, numbered from 0, with their tokens.
 
-    Prompt number n depends only on n and on the run's seed, so it is the same in every placement. If the task has a
-    fixed number of rows, each epoch uses each row once, or as often as the weight of its data set says, in a random
-    order of its own.
+    Prompt number n depends only on n and on the seed, so it is the same in every placement. If the task has a fixed
+    number of rows, each epoch of training uses each row once, or as often as the weight of its data set says, in a
+    random order of its own.
+
+    Held-out prompts have one fixed order, and none comes twice. They depend on `env.eval_seed`, not on `runner.seed`,
+    so all evaluations of all runs ask the same prompts.
     """
 
     def __init__(
@@ -77,8 +81,9 @@ class Prompts:
             "template": dict(env.template),
         }
         self._tell = tell
-        self.task = make_task(env, seed=config.runner.seed, split=split)
         self.held_out = split == "held_out"
+        self._seed = env.eval_seed if self.held_out else config.runner.seed
+        self.task = make_task(env, seed=self._seed, split=split)
         self.tokenizer = Tokenizer.load(model)
         plain = PlainText(self.tokenizer, system=env.system)
         self._vision = VisionSpec.of(model, env)
@@ -90,13 +95,18 @@ class Prompts:
         self._longest = config.algorithm.max_prompt_length
         self._drop = env.long_prompts == "drop"
         self.dropped = 0
-        self._seed = config.runner.seed
         # Orders of the newest epochs
         self._orders = dict[int, list[int]]()
         # None for an endless task
         self._epochs: Epochs | None = None
+        # Rows of the task that an evaluation asks, in this order
+        self._asked: Sequence[int] = ()
+        fitting: Sequence[int] | None = None
         if self.task.size is not None:
             fitting = self._fitting(self.task.size)
+        if self.held_out:
+            self._asked = self._held_out_rows(fitting, config.runner.eval_prompts)
+        elif fitting is not None:
             self._epochs = Epochs(self._shares(fitting), self._seed)
         # Raises errors of an endless task here.
         self.episodes(0, 1)
@@ -106,8 +116,11 @@ class Prompts:
     ) -> tuple[Tokens, Files, list[TextEpisode]]:
         """Return the tokens and the images of prompt number `number`, and new episodes that begin with this prompt.
 
-        `number`: at least 0; equal numbers give equal prompts. `samples`: number of episodes.
+        `number`: at least 0, and below `asked` for held-out prompts; equal numbers give equal prompts. `samples`:
+        number of episodes.
         """
+        if self.held_out:
+            return self._begun(self._asked[number], samples)
         if self._epochs is not None:
             epoch, place = divmod(number, self._epochs.size)
             if epoch not in self._orders:
@@ -148,6 +161,58 @@ class Prompts:
             replace(share, rows=[row for row in share.rows if row in short])
             for share in shares
         ]
+
+    @property
+    def asked(self) -> int:
+        """The number of held-out prompts that an evaluation asks."""
+        return len(self._asked)
+
+    def _held_out_rows(
+        self, fitting: Sequence[int] | None, limit: int | None
+    ) -> list[int]:
+        """Return the numbers of the task's rows that an evaluation asks, each once, in ascending order.
+
+        `fitting`: the rows of a data set that are short enough; None: the task has no end. `limit`: the largest number
+        of rows; None: all rows of a data set, or ENDLESS_HELD_OUT prompts of an endless task. A smaller part of a data
+        set is drawn with `env.eval_seed`.
+        """
+        if fitting is None:
+            return self._different(limit or ENDLESS_HELD_OUT)
+        if limit is None or limit >= len(fitting):
+            return list(fitting)
+        return sorted(random.Random(str(self._seed)).sample(fitting, limit))
+
+    def _different(self, limit: int) -> list[int]:
+        """Return the numbers of the first `limit` different prompts of an endless task.
+
+        There are fewer if the task repeats itself, that is, if no new prompt comes in many draws. Prompts that are too
+        long are left out if the config allows it.
+        """
+        if episode_identity(self.task, 0) is None:
+            # Nothing tells whether two episodes are equal.
+            return list(range(limit))
+        rows: list[int] = []
+        seen = set[str | None]()
+        draws_since_new = 0
+        for row in itertools.count():
+            draws_since_new += 1
+            identity = episode_identity(self.task, row)
+            if identity not in seen:
+                seen.add(identity)
+                length = len(self._begun(row, 1)[0])
+                if length <= self._longest:
+                    rows.append(row)
+                    draws_since_new = 0
+                elif not self._drop:
+                    raise self._too_long(f"prompt {row}: {length} tokens", length)
+                else:
+                    self.dropped += 1
+            enough = draws_since_new >= _TRIES + _TRIES * len(rows)
+            if len(rows) == limit or enough:
+                break
+        if not rows:
+            raise self._too_long(f"prompt 0: {length} tokens", length)
+        return rows
 
     def _begun(self, row: int, samples: int) -> tuple[Tokens, Files, list[TextEpisode]]:
         together = getattr(self.task, "episodes", None)

@@ -22,7 +22,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from rlplace.envs.text import TextEpisode, Transcript
+from rlplace.envs.text import Split, TextEpisode, Transcript
 from rlplace.envs.text.contract import NoPrompt
 from rlplace.envs.text.failures import NO_USE, Failures
 from rlplace.envs.text.graders import grader_of
@@ -34,7 +34,7 @@ from rlplace.errors import (
     ConfigError,
     RewardError,
 )
-from rlplace.metrics import Metric, Metrics
+from rlplace.metrics import DROPPED_PROMPTS, Metric, Metrics
 from rlplace.placement.schedule import Residency
 from rlplace.stopwatch import Stopwatch
 from rlplace.tokens import Completion, Episode, Files, Request, Sample, Tokens
@@ -186,7 +186,22 @@ class TextEnvWorker(EnvWorker):
             **_metrics("env", samples, self.rewards, play.watch),
             **refilled,
             **failed,
+            **self._dropped("env", "train"),
         }
+
+    def _dropped(self, component: str, split: Split) -> Metrics:
+        """Return the number of prompts that were too long and left out, as a metric; {} if there are none.
+
+        `component`: first part of the metric's name.
+        """
+        dropped = self.prompts[split].dropped
+        if not dropped:
+            return {}
+        longest = self.config.config.algorithm.max_prompt_length
+        kind = split.replace("_", "-")
+        note = f"left out {dropped} {kind} prompts of more than {longest} tokens: env.long_prompts: drop"
+        metric = Metric(dropped, "max", notes=(note,))
+        return {f"{component}/{DROPPED_PROMPTS}": metric}
 
     def forget(self, before: int) -> Metrics:
         """Drop the groups that this rank keeps for checkpoints, of all iterations before `before`, because they have
@@ -276,6 +291,7 @@ class TextEnvWorker(EnvWorker):
         metrics = {
             **_metrics("eval", samples, self.rewards, watch),
             **self.failures.metrics("eval"),
+            **self._dropped("eval", "held_out"),
         }
         sets = sorted(
             {
@@ -305,8 +321,10 @@ class TextEnvWorker(EnvWorker):
         self._require(Residency.FULL, "evaluate")
         # The budget of failures starts anew for the evaluation.
         self.failures.begin()
-        groups = {group: group for group in self.config.held_out(self.context.rank)}
-        play = Pass(self, self.prompts["held_out"], iteration, greedy=greedy)
+        prompts = self.prompts["held_out"]
+        due = self.config.held_out(self.context.rank, prompts.asked)
+        groups = {group: group for group in due}
+        play = Pass(self, prompts, iteration, greedy=greedy)
         return [
             sample for group in play.through(groups, each) for sample in group
         ], play.watch
@@ -518,11 +536,13 @@ class Pass:
                     prompt, images, dialogues = self._prompts.episodes(
                         self._numbers[group], samples
                     )
-                except (
-                    NoPrompt
-                ) as error:  # the same prompt would fail again, so another one is asked
+                except NoPrompt as error:  # the same prompt would fail again; training asks another one
                     self._worker.failures.again(error, NO_USE, samples)
-                    left.append((group, number, tried[group] + 1))
+                    if self._prompts.held_out:
+                        # Another prompt would count twice.
+                        del whole[group]
+                    else:
+                        left.append((group, number, tried[group] + 1))
                     continue
                 opened = self._prompts.opened(prompt)
                 for sample, dialogue in enumerate(dialogues):

@@ -291,9 +291,12 @@ class TextEnvRank(TextRank):
         )
 
     def evaluate(self, iteration: int) -> Body:
-        each = self.site.job.config.runner.eval_samples
+        runner = self.site.job.config.runner
+        each = runner.eval_samples
+        prompts = runner.usual_eval_prompts
         groups = [
-            (iteration, group) for group in self.site.job.held_out(self.slot.rank)
+            (iteration, group)
+            for group in self.site.job.held_out(self.slot.rank, prompts)
         ]
         return (yield from self._play(iteration, groups, each, ()))
 

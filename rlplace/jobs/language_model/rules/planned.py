@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from rlplace.checks import evaluation
 from rlplace.checks.rule import broken
 from rlplace.config.blocks.language_model import LanguageModelJobConfig
 from rlplace.errors import Problem
@@ -39,3 +40,4 @@ def plan_problems(config: LanguageModelJobConfig, plan: Plan) -> Iterator[Proble
     yield from broken(engines.RULES, config)
     yield from broken(sampling.RULES, config)
     yield from broken(signal.RULES, config)
+    yield from broken(evaluation.RULES, config)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from rlplace.checks.rule import Found, Rule
+from rlplace.checks.rule import Found, Rule, at_key
 from rlplace.config.blocks.language_model import LanguageModelJobConfig
 
 # Keys of the correction by truncated importance sampling, with their defaults
@@ -127,6 +127,24 @@ def _short_sequence(config: LanguageModelJobConfig) -> Iterator[Found]:
         )
 
 
+def _equal_answers(config: LanguageModelJobConfig) -> Iterator[Found]:
+    """Yield a finding if an evaluation asks each prompt several times and gets the same answer each time."""
+    runner = config.runner
+    temperature = runner.eval_temperature
+    key = "runner.eval_temperature"
+    if temperature is None:
+        temperature = config.rollout.temperature
+        key = "rollout.temperature"
+    if runner.eval_every and runner.eval_samples > 1 and not temperature:
+        yield at_key(
+            "runner.eval_samples",
+            runner.eval_samples,
+            "equal-answers",
+            cause=key,
+            samples=runner.eval_samples,
+        )
+
+
 RULES: tuple[Rule[LanguageModelJobConfig], ...] = (
     Rule(code="cut-distribution", applies=_draws, facts=_part_of_vocabulary),
     Rule(code="cut-distribution", applies=_does_not_correct, facts=_penalised),
@@ -136,4 +154,5 @@ RULES: tuple[Rule[LanguageModelJobConfig], ...] = (
     Rule(code="context-too-short", facts=_shortest_above_longest),
     Rule(code="stop-text", facts=_empty_stop),
     Rule(code="context-too-short", facts=_short_sequence),
+    Rule(code="evaluation-of-no-use", facts=_equal_answers),
 )

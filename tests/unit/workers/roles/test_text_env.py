@@ -1062,7 +1062,11 @@ def test_long_prompts_are_left_out_where_the_config_says_so(
 ) -> None:
     env = rows(tmp_path, [5, 300, 6, 400]) | {"long_prompts": "drop"}
     with TextStage(folder, says, env=env, prompts=4) as stage:
-        stage.run()
+        (metrics,) = stage.run()
+    assert metrics["env/prompts_dropped"].value == 2
+    assert metrics["env/prompts_dropped"].notes == (
+        "left out 2 train prompts of more than 200 tokens: env.long_prompts: drop",
+    )
     assert sorted(
         Tokenizer.load(folder).decode(r.tokens).count("x") for r in stage.puppet.asked
     ) == [5, 5, 6, 6]

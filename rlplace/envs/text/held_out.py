@@ -1,0 +1,61 @@
+"""Compares the held-out prompts of a text task with those for training, and with the number that is asked for."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Iterator
+
+from rlplace.codes import problem
+from rlplace.config.blocks.engine import ENDLESS_HELD_OUT
+from rlplace.envs.text.contract import TextTask, episode_identity
+from rlplace.errors import Problem
+
+# Codes of the problems of this module, with which a job can run
+WARNINGS = ("held-out-in-training", "few-held-out")
+# Training episodes of an endless task that are compared
+_COMPARED = 256
+
+
+def held_out_warnings(
+    train: TextTask, held_out: TextTask, asked: int | None
+) -> Iterator[Problem]:
+    """Yield a warning if held-out prompts are trained on, and one if there are fewer of them than are asked for.
+
+    `train`, `held_out`: the task with the prompts of each split. `asked`: number of held-out prompts of an evaluation;
+    None: all of them.
+    """
+    size = held_out.size
+    if size is not None and asked is not None and asked > size:
+        yield problem(
+            "few-held-out",
+            "runner.eval_prompts",
+            f"eval_prompts: {asked}",
+            size=size,
+        )
+    if not hasattr(train, "identity"):
+        # The episodes of a custom task may take long to begin.
+        return
+    # An endless task is compared by its first episodes.
+    tested = range(size if size is not None else asked or ENDLESS_HELD_OUT)
+    learned = range(train.size if train.size is not None else _COMPARED)
+    trained = set(_identities(train, learned))
+    if not trained:
+        return
+    different = dict.fromkeys(_identities(held_out, tested))
+    both = [identity for identity in different if identity in trained]
+    if both:
+        yield problem(
+            "held-out-in-training",
+            "env.eval_kwargs",
+            f"{both[0][:60]!r}",
+            both=len(both),
+            different=len(different),
+        )
+
+
+def _identities(task: TextTask, numbers: Iterable[int]) -> Iterator[str]:
+    """Yield a text for each episode, equal for equal episodes; nothing if the task does not tell which are equal."""
+    identities = (episode_identity(task, number) for number in numbers)
+    for identity in itertools.takewhile(lambda found: found is not None, identities):
+        assert identity is not None, "takewhile has ended before it"
+        yield identity

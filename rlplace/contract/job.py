@@ -331,7 +331,7 @@ class Job:
         """Return the names of the components with state that checkpoints save and load."""
         return classes.with_state(self)
 
-    def optional_state(self) -> Collection[str]:
+    def optional_state(self, config: Any) -> Collection[str]:
         """Return the names of the components, out of `stateful`, that may be missing in a checkpoint.
 
         A component that is missing in the checkpoint of a resumed run starts without loading state.

@@ -23,6 +23,13 @@ With `max_staleness` n > 0, engines generate while the actor learns::
                             ▲          ▲
                             push 1     push 2
 
+An evaluation runs between two iterations. It begins the next one: it makes the calls of the stages before *rollout*,
+then those of the evaluation, and stays in *rollout*. The iteration goes on from there, so the weights of a version are
+sent once::
+
+    evaluate(1)    sync ──▶ rollout: evaluate
+    iteration(1)                     rollout ──▶ learn
+
 Policy version i learns from the samples of iteration i. Generation of iteration i starts when version i - n has been
 pushed. Every engine loads this version, or a later one, before the first request of the iteration, and versions only
 rise. So no token is older than n versions when it is learned from. An iteration that would start too early waits; no
@@ -57,6 +64,11 @@ from rlplace.workers.collected import metric_of
 from rlplace.workers.launch.clock import CLOCK, Clock
 from rlplace.workers.launch.cluster import Lost
 from rlplace.workers.launch.group import Pending, Ranks, WorkerGroup
+
+# First part of the names of an evaluation's metrics
+_EVALUATED = "eval/"
+# Metrics of an iteration that replace those of its first stages, which an evaluation has run
+_OF_THE_LAST_PART = "util/"
 
 
 class Loop:
@@ -123,6 +135,8 @@ class Loop:
         # Some training ranks have started an update that not all have finished.
         self._updating = False
         self._work = work
+        # Metrics of the stages that an evaluation has run for the next iteration; None if no stage was run
+        self._begun: dict[str, float] | None = None
         # Seconds in worker methods, summed over the steps; each step counts its slowest rank.
         self._in_calls_s = 0.0
         self._steps = work.of(schedule)
@@ -130,18 +144,17 @@ class Loop:
         turns = [s for s in schedule.stages if base_stage(s) in work.trains]
         self._learned = turns[-1]
 
-    def iteration(self, index: int, *, evaluate: bool = False) -> dict[str, float]:
+    def iteration(self, index: int) -> dict[str, float]:
         """Run all stages once. Return the metrics of all components, reduced over ranks, and the seconds of stages.
 
-        `index`: index of the iteration, from 0. `evaluate`: whether to have the policy answer held-out prompts first.
-        Raises WorkerError with stage and policy version, WorkerTimeout if a stage exceeds its deadline, and StateLost
-        if the caller has to call `go_back`.
+        `index`: index of the iteration, from 0. Stages that `evaluate` has run already are not run again; their metrics
+        are included. Raises WorkerError with stage and policy version, WorkerTimeout if a stage exceeds its deadline,
+        and StateLost if the caller has to call `go_back`.
         """
-        steps = dict(self._steps)
-        if evaluate:
-            step, stage = self._evaluation()
-            steps[stage] = (step, *steps[stage])
-        numbers = self._numbers(steps, index)
+        numbers = self._numbers(self._rest_of_iteration, index)
+        if self._begun is not None:
+            numbers = _joined(self._begun, numbers)
+            self._begun = None
         numbers |= _added(numbers, self._meanwhile) | reduce_metrics(
             self._dropped.values()
         )
@@ -164,23 +177,47 @@ class Loop:
         return dict(self._held)
 
     def evaluate(self, index: int) -> dict[str, float]:
-        """Have the policy answer held-out prompts with the newest weights, after iteration `index`. Return the metrics.
+        """Evaluate the newest weights on held-out data, before iteration `index`. Return the metrics of the evaluation.
 
-        Afterwards, each component has its residency of the last stage, as after an iteration.
+        The metrics have its seconds as `time/evaluate_s`. Afterwards, each component has its residency of the stage in
+        which the evaluation runs, and iteration `index` continues there. Nothing that the iteration computes changes.
         """
-        evaluation, stage = self._evaluation()
-        steps: dict[str, Sequence[Step]] = {}
-        for each in self._schedule.stages:
-            sending = [step for step in self._steps[each] if step.sends_weights]
-            steps[each] = sending[:1]
-        steps[stage] = (evaluation,)
-        return self._numbers(steps, index)
+        numbers = self._numbers(self._evaluation, index)
+        evaluated: dict[str, float] = {}
+        begun: dict[str, float] = {}
+        for name, value in numbers.items():
+            if name.startswith(_EVALUATED) or name == "time/evaluate_s":
+                evaluated[name] = value
+            else:
+                begun[name] = value
+        # The evaluation is no part of the iteration.
+        begun["time/iteration_s"] -= evaluated["time/evaluate_s"]
+        self._begun = begun
+        return evaluated
 
-    def _evaluation(self) -> tuple[Step, str]:
-        """Return the step that evaluates the policy on held-out data, and the name of the stage in which it runs."""
+    @property
+    def has_begun(self) -> bool:
+        """Whether an evaluation has run the first stages of the next iteration."""
+        return self._begun is not None
+
+    def _rest_of_iteration(self) -> dict[str, Sequence[Step]]:
+        """Return stage -> its steps, for the stages of an iteration that no evaluation has run."""
+        stages = list(self._schedule.stages)
+        if self._begun is not None:
+            stages = stages[stages.index(self._work.evaluated_in) :]
+        return {stage: self._steps[stage] for stage in stages}
+
+    def _evaluation(self) -> dict[str, Sequence[Step]]:
+        """Return stage -> its steps, for an evaluation: the stages of an iteration up to that of the evaluation."""
         step = self._work.evaluation
         assert step is not None, "only a job that has one is evaluated"
-        return step, self._work.evaluated_in
+        steps: dict[str, Sequence[Step]] = {}
+        if self._begun is None:
+            stages = self._schedule.stages
+            before = stages[: stages.index(self._work.evaluated_in)]
+            steps |= {stage: self._steps[stage] for stage in before}
+        steps[self._work.evaluated_in] = (step,)
+        return steps
 
     def save(self, folders: Mapping[str, Path]) -> None:
         """Have workers write their models after the last iteration. Raises the same errors as `iteration`.
@@ -205,17 +242,18 @@ class Loop:
             self._wait([self._groups[component].save_model(str(folder))])
 
     def _numbers(
-        self, works: Mapping[str, Sequence[Step]], index: int
+        self, works: Callable[[], Mapping[str, Sequence[Step]]], index: int
     ) -> dict[str, float]:
         """Run the steps of each stage. Return the metrics of the workers, the seconds, and the metrics of faults.
 
-        After a fault, all stages run again from the first one. `works`: stage -> its steps.
+        After a fault, all stages run again from the first one. `works`: function that returns stage -> its steps; it is
+        called for each attempt.
         """
         self._updating = False
         numbers: dict[str, float] = {}
         for attempt in self._attempts(index):
             with attempt:
-                numbers = self._run_stages(works, index)
+                numbers = self._run_stages(works(), index)
         return numbers | attempt.metrics
 
     def _attempts(self, index: int, *, back: bool = False) -> Iterator[Attempt]:
@@ -274,6 +312,7 @@ class Loop:
     def _begin_again(self, index: int) -> None:
         """Reset all ranks to the start of the first stage of iteration `index`. Restarted ranks are included."""
         self.usage.begin_again()
+        self._begun = None
         self._arriving = ()
         self._leaving = ()
         first = self._schedule.stages[0]
@@ -469,6 +508,7 @@ class Loop:
         began = self.clock.now()
         self.began_s = time.monotonic()
         self.log.begin(index)
+        last = [*works][-1]
         for stage, steps in works.items():
             with self._in(stage):
                 # Entry: all releases finish before the first acquire.
@@ -482,8 +522,8 @@ class Loop:
                 sends = any(step.sends_weights for step in steps)
                 for step in steps:
                     # Releases of the next entry start behind the last step. A sender keeps its weights, since receivers
-                    # may still read.
-                    if step is steps[-1] and not sends:
+                    # may still read. After the last stage of these, another work may go on in the same stage.
+                    if step is steps[-1] and not sends and stage != last:
                         self._leaving = self._releases_after(stage)
                     name = step.name or stage
                     self.doing = (name.replace("_", " "), time.monotonic())
@@ -686,6 +726,24 @@ class Loop:
 def _added(numbers: Mapping[str, float], more: Mapping[str, float]) -> dict[str, float]:
     """Return, for each name in `more`, the sum of its values in `numbers` (0 if missing) and `more`."""
     return {name: numbers.get(name, 0.0) + value for name, value in more.items()}
+
+
+def _joined(begun: Mapping[str, float], rest: Mapping[str, float]) -> dict[str, float]:
+    """Return the metrics of an iteration whose first stages were run before the others. Seconds are added up.
+
+    `begun`: metrics of the first stages. `rest`: metrics of the others; they replace metrics of the same name.
+    """
+    seconds = {
+        name: value
+        for name, value in begun.items()
+        if name.startswith("time/") and name.endswith("_s")
+    }
+    first = {
+        name: value
+        for name, value in begun.items()
+        if not name.startswith(_OF_THE_LAST_PART)
+    }
+    return {**first, **rest, **_added(rest, seconds)}
 
 
 def _not_metrics(

@@ -151,18 +151,17 @@ class Overlap(Loop):
             clock=self.clock,
         )
 
-    def iteration(self, index: int, *, evaluate: bool = False) -> dict[str, float]:
+    def iteration(self, index: int) -> dict[str, float]:
         """Run iteration `index` and return its metrics, as Loop does.
 
-        `evaluate`: whether to evaluate on held-out prompts first. The evaluation waits until generation is idle, so all
-        its answers come from one policy version. Metric `time/rollout_s`: seconds in which the samples of this
+        Metric `time/rollout_s`: seconds in which the samples of this
         iteration were generated. Metric `time/overlap_s`: seconds of this iteration in which samples of later
         iterations were generated.
         """
         generation = self._generation
         busy_s = self._generation.busy_s
-        generation.admitting = not evaluate
-        numbers = super().iteration(index, evaluate=evaluate)
+        generation.admitting = True
+        numbers = super().iteration(index)
         generated = generation.over.pop(index)
         overlap_s = min(
             generation.busy_s - max(busy_s, generated.busy_s),
@@ -185,6 +184,7 @@ class Overlap(Loop):
         )
 
     def evaluate(self, index: int) -> dict[str, float]:
+        """Evaluate the newest weights, as Loop does, as soon as generation is idle: all answers are of one version."""
         self._generation.admitting = False
         return super().evaluate(index)
 

@@ -146,10 +146,13 @@ class Display:
         for name, value in metrics.items():
             seen[name] = (value, iteration)
         self._seen = seen
+        self._iterations = iteration
+        # An evaluation before the first iteration has metrics of its own only.
+        if "time/iteration_s" not in metrics:
+            return
         self._recent.append(metrics["time/iteration_s"])
         self._iteration_s = statistics.median(self._recent)
         self._bottleneck = bottleneck(metrics, self._active)
-        self._iterations = iteration
 
     # ── what it shows ────────────────────────────────────────────────────────────────────────────────────────────────
 

@@ -13,7 +13,12 @@ from rlplace.placement.show.drawing import PALETTE, style
 from rlplace.placement.show.html import document, table, tiles
 from rlplace.report.charts import STYLE, Line, chart, number
 from rlplace.report.record import RunRecord
-from rlplace.report.summary import is_custom, parts_of_training, steps_name
+from rlplace.report.summary import (
+    SIMULATED,
+    is_custom,
+    parts_of_training,
+    steps_name,
+)
 from rlplace.report.timeline import LOOK
 from rlplace.report.trackers import FAILED, FINISHED, STOPPED
 from rlplace.report.utilisation import bottleneck, only_sync
@@ -283,7 +288,10 @@ def _tiles(run: RunRecord) -> Iterator[tuple[str, str]]:
     held_out = summary.get("eval_last")
     if held_out is not None:
         before = number(summary["eval_first"])
-        yield number(held_out), f"reward of held-out prompts, from {before}"
+        what = "reward of held-out prompts"
+        if steps_name(summary) == SIMULATED.steps:
+            what = "return of the last evaluation"
+        yield number(held_out), f"{what}, from {before}"
 
     # Seconds of the whole command, and steps or answers for each second of training.
     start = _seconds(summary["start_s"])

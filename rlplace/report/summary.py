@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import math
 import shutil
 import textwrap
 import time
@@ -21,7 +22,6 @@ from rlplace.report.learning import LearningWatch
 from rlplace.report.utilisation import SYNC, usage_rows
 from rlplace.units import show_bytes
 
-HELD_OUT = "eval/reward"
 # Attributes of a Progress that go into a checkpoint as they are.
 _KEPT = (
     "start_s",
@@ -51,6 +51,7 @@ class Measures:
     `score`: metric with an iteration's mean return; "" if a job has none. `score_name`: name of the score in texts.
     `episodes`: metric with the number of episodes behind the score; None: an iteration counts as one episode.
     `window`: number of latest episodes in the mean return, rounded up to whole iterations.
+    `evaluated`: metric with the mean score of an evaluation.
     `steps`: name of a run's steps in summary.json. `counts`: key of summary.json -> metric to sum up for it.
     `signs`: signs that nothing is learned, of which the run warns.
     """
@@ -59,6 +60,7 @@ class Measures:
     score_name: str = "reward"
     episodes: str | None = None
     window: int = 1
+    evaluated: str = "eval/reward"
     steps: str
     counts: Mapping[str, str] = dataclasses.field(default_factory=dict)
     signs: Sequence[learning.Name] = tuple(sign.name for sign in learning.SIGNS)
@@ -69,6 +71,7 @@ SIMULATED = Measures(
     score_name="return",
     episodes="env/episodes",
     window=100,
+    evaluated="eval/return",
     steps="env_steps",
 )
 TEXT = Measures(
@@ -89,10 +92,11 @@ class Progress:
     `began`: `time.perf_counter()` when the command began to run. `start_s`: seconds until all workers were ready.
     `steps`: env steps or answers. `first_return`: score of the first iteration that had one. `counts`: key of
     summary.json -> sum of its metric. `seconds`: metric of seconds -> sum over iterations. `episodes`: (mean return,
-    episodes) of the latest iterations, as many as the window needs. `evaluations`: policy version -> mean reward of
-    held-out prompts. `skipped`: metric -> how many rows, samples or steps were skipped because a number was not finite.
-    `named`: records of the first skipped items, as in summary.json. `earlier_s`: seconds of the earlier commands of a
-    resumed run. `watch`: warns if nothing is learned.
+    episodes) of the latest iterations, as many as the window needs. `evaluations`: policy version -> mean score of its
+    evaluation, such as the mean reward of held-out prompts; None: no answer has a score. `skipped`: metric -> how many
+    rows, samples or steps were skipped because a number was not finite. `named`: records of the first skipped items, as
+    in summary.json. `earlier_s`: seconds of the earlier commands of a resumed run. `watch`: warns if nothing is
+    learned.
     """
 
     measures: Measures
@@ -104,7 +108,7 @@ class Progress:
     counts: dict[str, float] = dataclasses.field(default_factory=dict)
     seconds: dict[str, float] = dataclasses.field(default_factory=dict)
     episodes: deque[tuple[float, float]] = dataclasses.field(default_factory=deque)
-    evaluations: dict[int, float] = dataclasses.field(default_factory=dict)
+    evaluations: dict[int, float | None] = dataclasses.field(default_factory=dict)
     skipped: dict[str, int] = dataclasses.field(default_factory=dict)
     named: list[dict[str, Any]] = dataclasses.field(default_factory=list)
     earlier_s: float = 0.0
@@ -160,8 +164,8 @@ class Progress:
     def add(self, numbers: Mapping[str, float], steps: int) -> None:
         """Add one iteration. `numbers`: metrics of the iteration. `steps`: env steps or answers in the iteration."""
         self.steps += steps
-        self.add_evaluation(numbers, version=self.iterations)
         self.iterations += 1
+        self._add_seconds(numbers)
         for name, metric in self.measures.counts.items():
             self.counts[name] = self.counts.get(name, 0.0) + numbers.get(metric, 0.0)
         score = numbers.get(self.measures.score)
@@ -178,12 +182,15 @@ class Progress:
             self.first_return = score
 
     def add_evaluation(self, numbers: Mapping[str, float], *, version: int) -> None:
-        """Add the seconds of an evaluation, and record the mean reward of held-out prompts if the evaluation has one.
+        """Add the seconds of an evaluation, which count as training, and record its mean score.
 
         `numbers`: the metrics of the evaluation. `version`: the policy version that was evaluated.
         """
-        if HELD_OUT in numbers:
-            self.evaluations[version] = numbers[HELD_OUT]
+        self.evaluations[version] = numbers.get(self.measures.evaluated)
+        evaluate_s = numbers.get("time/evaluate_s", 0.0)
+        self._add_seconds({**numbers, "time/iteration_s": evaluate_s})
+
+    def _add_seconds(self, numbers: Mapping[str, float]) -> None:
         for name, value in numbers.items():
             if name.startswith("time/") and name.endswith("_s"):
                 self.seconds[name] = self.seconds.get(name, 0.0) + value
@@ -224,20 +231,52 @@ class Progress:
 
     @property
     def score(self) -> float | None:
-        """Return the number by which checkpoints are compared; None if there is no number yet.
+        """Return the number by which checkpoints are compared; None if the present policy has none.
 
-        It is the latest mean reward of held-out prompts if there were evaluations, else the mean return.
+        If the run evaluates, it is the score of this version's evaluation. Else it is the mean return, as soon as there
+        are enough episodes for a full window: the first episodes to end are not typical.
         """
         if self.evaluations:
-            return self.evaluations[max(self.evaluations)]
-        return self.mean_return
+            return self.evaluations.get(self.iterations)
+        if self._has_full_window:
+            return self.mean_return
+        return None
+
+    @property
+    def best_version(self) -> int | None:
+        """The version with the highest score of an evaluation, the first of equal ones; None without evaluations."""
+        best: int | None = None
+        best_score = -math.inf
+        for version, score in sorted(self.evaluations.items()):
+            if score is not None and score > best_score:
+                best = version
+                best_score = score
+        return best
+
+    @property
+    def _has_full_window(self) -> bool:
+        return self._finished >= self.measures.window
+
+    def reached_eval(self, goal: float | None) -> bool:
+        """Return whether the newest evaluation has a score of at least `goal`. Return False if `goal` is None."""
+        if goal is None or not self.evaluations:
+            return False
+        newest = self.evaluations[max(self.evaluations)]
+        return newest is not None and newest >= goal
+
+    def evaluations_without_gain(self) -> int:
+        """Return the number of evaluations after that of the best version."""
+        best = self.best_version
+        if best is None:
+            return len(self.evaluations)
+        return sum(version > best for version in self.evaluations)
 
     def reached(self, goal: float | None) -> bool:
         """Return whether the mean return is at least `goal`, with enough episodes for a full window.
 
         Return False if `goal` is None.
         """
-        if goal is None or self._finished < self.measures.window:
+        if goal is None or not self._has_full_window:
             return False
         return self.mean_return is not None and self.mean_return >= goal
 
@@ -263,8 +302,8 @@ def summary(progress: Progress, folder: Path) -> dict[str, Any]:
         "return_first": progress.first_return,
         "return_last": progress.mean_return,
     }
-    # Only language-model runs have held-out prompts.
-    if progress.measures.episodes is None:
+    # Runs of language models have these keys without an evaluation, too.
+    if progress.measures.episodes is None or progress.evaluations:
         record |= _held_out(progress)
     for name, value in progress.counts.items():
         record[name] = int(value)
@@ -285,14 +324,17 @@ def summary(progress: Progress, folder: Path) -> dict[str, Any]:
 
 
 def _held_out(progress: Progress) -> dict[str, Any]:
-    """Return the mean rewards of held-out prompts: the first, the last, and policy version -> mean reward."""
-    evaluations = {}
+    """Return the scores of evaluations: the first, the last, the best and its version, and version -> score."""
+    evaluations: dict[str, float | None] = {}
     for version, value in sorted(progress.evaluations.items()):
         evaluations[str(version)] = value
     ends: Sequence[float | None] = list(evaluations.values()) or [None]
+    best = progress.best_version
     return {
         "eval_first": ends[0],
         "eval_last": ends[-1],
+        "eval_best": None if best is None else progress.evaluations[best],
+        "eval_best_version": best,
         "evaluations": evaluations,
     }
 
@@ -478,9 +520,25 @@ def _simulated_rows(report: Mapping[str, Any]) -> Rows:
             returns.append(f"{value:,.1f}")
     window = f"(first iteration, last {SIMULATED.window} episodes)"
     yield "return", f"{' -> '.join(returns)}   {window}"
+    evaluations = list(report.get("evaluations", {}).items())
+    if evaluations:
+        # A single evaluation is first and last.
+        ends = dict([evaluations[0], evaluations[-1]])
+        values = " -> ".join(map(_return, ends.values()))
+        note = f"after {' and '.join(ends)} iterations"
+        best = report.get("eval_best_version")
+        if best is not None and str(best) not in ends:
+            note += f"; best {_return(report['eval_best'])}, after {best}"
+        yield "evaluated", f"{values}   (mean return of whole episodes, {note})"
     steps = f"{report['env_steps']:,}"
     rate = f"{report['env_steps_per_s']:,.0f} per second"
     yield "env steps", f"{steps} in {report['iterations']} iterations, {rate}"
+
+
+def _return(value: float | None) -> str:
+    if value is None:
+        return "none"
+    return f"{value:,.1f}"
 
 
 def _own_rows(report: Mapping[str, Any]) -> Rows:
@@ -511,8 +569,11 @@ def _text_rows(report: Mapping[str, Any]) -> Rows:
         ends = dict([evaluations[0], evaluations[-1]])
         values = " -> ".join(map(_reward, ends.values()))
         versions = " and ".join(ends)
-        note = f"(mean reward of the answers, after {versions} iterations)"
-        yield "held out", f"{values}   {note}"
+        note = f"mean reward of the answers, after {versions} iterations"
+        best = report.get("eval_best_version")
+        if best is not None and str(best) not in ends:
+            note += f"; best {_reward(report['eval_best'])}, after {best}"
+        yield "held out", f"{values}   ({note})"
 
     generated = report.get("tokens_generated", 0)
     learned = report.get("tokens_learned", 0)

@@ -315,7 +315,7 @@ def overhead(
 ) -> dict[str, float]:
     """Return metrics with the overhead of an iteration, in seconds and as a share of the iteration.
 
-    Overhead is the time that is not spent on simulators, forward passes of the policy, scoring, learning or evaluation.
+    Overhead is the time that is not spent on simulators, forward passes of the policy, scoring or learning.
     Ranks in the same stage work at the same time, so a stage's work is the work of its slowest rank; or, if that is
     longer, the time that the work of all ranks takes on the cores that they share.
 
@@ -325,7 +325,6 @@ def overhead(
     work = 0.0
     for seconds, _, stage in longest_works(numbers, works):
         work += max(seconds, on_cores.get(stage, 0.0))
-    work += numbers.get("time/evaluate_s", 0.0)
     total = numbers["time/iteration_s"]
     spent = max(0.0, total - work)
     share = 0.0
@@ -338,7 +337,7 @@ def bottleneck(numbers: Mapping[str, float], works: Mapping[str, Sequence[str]])
     """Return a text about the longest part of an iteration: its name and seconds, and the idle share of accelerators.
 
     `numbers`: the metrics of the iteration. `works`: stage -> components at work. A part is one component in one stage,
-    or all moves, sync or evaluation. A stage also counts as a part if the work of its components is not known, as in a
+    or all moves, or sync. A stage also counts as a part if the work of its components is not known, as in a
     custom job.
     """
     longest = []
@@ -354,7 +353,7 @@ def bottleneck(numbers: Mapping[str, float], works: Mapping[str, Sequence[str]])
             metric = f"time/{part.replace(' ', '_')}_s"
             if part not in known and metric in numbers:
                 longest.append((numbers[metric], part))
-    for part in ("moves", SYNC, "evaluate"):
+    for part in ("moves", SYNC):
         longest.append((numbers.get(f"time/{part}_s", 0.0), part))
     seconds, what = max(longest)
     text = f"{what}, {seconds:.2f} of {numbers['time/iteration_s']:.2f} s"

@@ -712,44 +712,104 @@ def _train(
 ) -> None:
     """Run iterations until the last iteration, the goal or a signal, with evaluations on held-out data in between.
 
-    `sinks`: receive the metrics of each iteration. `observed`: receives the seconds of each iteration that has no
-    evaluation.
+    A policy version is evaluated before it is saved, and its evaluation is in the line of metrics of the iteration that
+    made it. The version from which a command starts has a line of its own, unless an earlier command has evaluated it.
+
+    `sinks`: receive the metrics of each iteration. `observed`: receives the seconds of each iteration that does not
+    follow an evaluation.
     """
     config = job.config
     progress = job.progress
     runner = config.runner
-    eval_every = job.job.evaluates_every(config)
     remarked: set[str] = set()
-    while progress.iterations < runner.total_iterations:
-        if signals.asked or progress.reached(runner.stop_at_return):
-            break
+
+    def remark(numbers: Mapping[str, float]) -> None:
+        for line in job.job.remarks(numbers, loop.notes):
+            if line not in remarked:
+                remarked.add(line)
+                _tell(line)
+
+    def evaluate() -> dict[str, float]:
+        """Evaluate the present version, and return the metrics."""
+        numbers = loop.evaluate(progress.iterations)
+        progress.add_evaluation(numbers, version=progress.iterations)
+        remark(numbers)
+        return numbers
+
+    def show(numbers: Mapping[str, float], samples: Sequence[Any] = ()) -> None:
+        for sink in sinks:
+            if samples and (takes := getattr(sink, "samples", None)):
+                takes(progress.iterations, samples)
+            sink(progress.iterations, progress.steps, numbers)
+
+    if _evaluates_now(job, signals, ends=_ends(job)):
+        numbers = evaluate()
+        show(numbers | {"policy/version": float(progress.iterations)})
+    while not signals.asked and not _ends(job):
         cluster.check(idle=True)
         at = progress.iterations
-        evaluates = eval_every > 0 and at % eval_every == 0
-        numbers = loop.iteration(at, evaluate=evaluates)
-        # An iteration with an evaluation is not typical, so it is no observation.
-        if "time/evaluate_s" not in numbers:
+        # An iteration whose first stages ran in an evaluation is not typical, so it is no observation.
+        typical = not loop.has_begun
+        numbers = loop.iteration(at)
+        if typical:
             observed.add(loop.log.iterations[-1], numbers)
         job.job.count(config, progress, numbers)
         progress.add_skipped(numbers, loop.notes, iteration=at + 1)
         if warning := progress.watch.add(numbers, progress.iterations):
             _tell(f"warning: {warning.render()}")
-        for remark in job.job.remarks(numbers, loop.notes):
-            if remark not in remarked:
-                remarked.add(remark)
-                _tell(remark)
+        remark(numbers)
         samples = [json.loads(note) for note in loop.notes.get("actor/samples", ())]
-        for sink in sinks:
-            if samples and (takes := getattr(sink, "samples", None)):
-                takes(progress.iterations, samples)
-            sink(progress.iterations, progress.steps, numbers)
-        saving.after_iteration()
-        if callbacks.on_iteration(progress.iterations, progress.steps, numbers):
+        evaluated = _evaluates_now(job, signals, ends=_ends(job))
+        try:
+            if evaluated:
+                numbers |= evaluate()
+        finally:
+            # A failed evaluation does not take the line of its iteration with it.
+            show(numbers, samples)
+        stopped = callbacks.on_iteration(progress.iterations, progress.steps, numbers)
+        if stopped and not evaluated and _evaluates_now(job, signals, ends=True):
+            show(evaluate() | {"policy/version": float(progress.iterations)})
+        saving.after_iteration(best=progress.best_version == progress.iterations)
+        if stopped:
             break
-    if eval_every and not signals.asked:
-        progress.add_evaluation(
-            loop.evaluate(progress.iterations), version=progress.iterations
-        )
+    if not signals.asked:
+        if progress.reached_eval(runner.stop_at_eval):
+            _tell(f"stopped: the evaluation has reached {runner.stop_at_eval:g}")
+        elif _lost_patience(job):
+            _tell(
+                f"stopped: no gain in {runner.eval_patience} evaluations; "
+                f"the best is of version {progress.best_version}"
+            )
+
+
+def _ends(job: JobSpec) -> bool:
+    """Return whether the run has its last iteration, or has reached a goal."""
+    runner = job.config.runner
+    progress = job.progress
+    return (
+        progress.iterations >= runner.total_iterations
+        or progress.reached(runner.stop_at_return)
+        or progress.reached_eval(runner.stop_at_eval)
+        or _lost_patience(job)
+    )
+
+
+def _lost_patience(job: JobSpec) -> bool:
+    """Return whether as many evaluations have brought no gain as the config allows."""
+    patience = job.config.runner.eval_patience
+    return 0 < patience <= job.progress.evaluations_without_gain()
+
+
+def _evaluates_now(job: JobSpec, signals: Signals, *, ends: bool) -> bool:
+    """Return whether the present policy version is to be evaluated: every few iterations, and the last version.
+
+    A version is evaluated once. After a signal, none is. `ends`: whether no iteration follows.
+    """
+    every = job.job.evaluates_every(job.config)
+    version = job.progress.iterations
+    if not every or signals.asked or version in job.progress.evaluations:
+        return False
+    return ends or version % every == 0
 
 
 def launch(cluster: Cluster, job: JobSpec) -> dict[str, WorkerGroup]:

@@ -66,6 +66,7 @@ class Saving:
         self._folder = folder
         self._texts = texts
         self._job = job_of(config)
+        self._optional = self._job.optional_state(config)
         stateful = self._job.stateful(config, plan)
         self._ranks = {c: plan.placement.world_size(c) for c in stateful}
         self._store = Store(
@@ -92,9 +93,8 @@ class Saving:
         """
         self._saved = checkpoint.iteration
         self._newest = checkpoint
-        optional = self._job.optional_state()
         kept = tuple(
-            c for c in self._ranks if c not in optional or c in checkpoint.ranks
+            c for c in self._ranks if c not in self._optional or c in checkpoint.ranks
         )
         anew = set(self._ranks) - set(kept)
         numbers = self._loop.read_state(checkpoint.folder, kept, anew)
@@ -130,10 +130,17 @@ class Saving:
         newest = None if self._newest is None else str(self._newest.folder)
         return {"checkpoint": newest, "save_s": self._seconds}
 
-    def after_iteration(self) -> None:
-        """Handle the result of the earlier checkpoint if it is complete, then start a new checkpoint if one is due."""
+    def after_iteration(self, *, best: bool = False) -> None:
+        """Handle the result of the earlier checkpoint if it is complete, then start a new checkpoint if one is due.
+
+        `best`: whether no evaluated version is better than the present one. Such a version is saved if the config keeps
+        the best ones.
+        """
         self._said(wait_s=_DEAD_S if self._writer_was_replaced() else 0.0)
-        if self._config.every and self._progress.iterations % self._config.every == 0:
+        if not self._config.every:
+            return
+        keeps = best and self._config.keep_best > 0
+        if keeps or self._progress.iterations % self._config.every == 0:
             self._begin(tuple(self._ranks))
 
     def last(self) -> None:

@@ -64,9 +64,7 @@ def main(config: str, overrides: list[str], faults: list[list[Any]]) -> int:
             dataclasses.replace(job, workers={**job.workers, "actor": recorded}),
         )
 
-    def iteration(
-        self: Loop, index: int, *, evaluate: bool = False
-    ) -> dict[str, float]:
+    def iteration(self: Loop, index: int) -> dict[str, float]:
         begin(
             [
                 fault
@@ -74,7 +72,7 @@ def main(config: str, overrides: list[str], faults: list[list[Any]]) -> int:
                 if fault[2] == index and fault[0] not in ("env", "rollout")
             ]
         )
-        return iterate(self, index, evaluate=evaluate)
+        return iterate(self, index)
 
     def method_of(kind: type[Loop]) -> Any:
         """Return the method of a kind of loop that makes the calls of a step; faults of the rollout begin with it."""

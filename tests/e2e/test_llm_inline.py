@@ -29,12 +29,17 @@ def test_a_run_learns_and_leaves_a_model_that_others_can_load(
     run = train("hybrid_grpo_llm", tmp_path, *INLINE, *tiny(model), *asked)
     assert run.code == 0, run.err
     lines, summary = run.metrics(), run.summary()
-    assert lines[-1]["actor/reward"] > lines[0]["actor/reward"] + 0.3
-    assert [i for i, line in enumerate(lines) if "eval/reward" in line] == [0, 8]
+    assert lines[-1]["actor/reward"] > lines[1]["actor/reward"] + 0.3
+    evaluated = [line["iteration"] for line in lines if "eval/reward" in line]
+    assert evaluated == [0, 8, 16]
     assert list(summary["evaluations"]) == ["0", "8", "16"]
     assert summary["eval_last"] > summary["eval_first"]
     assert "held out" in run.out
-    for line in lines:  # the tokens trained are the tokens sampled, by the weights that are about to learn
+    assert [line["iteration"] for line in lines] == list(range(17))
+    assert lines[0]["policy/version"] == 0
+    for line in lines[
+        1:
+    ]:  # the tokens trained are the tokens sampled, by the weights that are about to learn
         assert line["actor/tokens_learned"] == line["rollout/tokens"]
         assert line["actor/age_max"] == 0
         assert line["actor/mismatch_max"] < 1e-3

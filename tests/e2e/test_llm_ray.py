@@ -72,6 +72,7 @@ def test_engines_in_other_processes_run_ahead_as_far_as_they_may(
     )
     assert run.code == 0, run.err
     lines = run.metrics()
+    assert "eval/reward" in lines.pop(0)
     assert [line["policy/version"] for line in lines] == [1, 2, 3, 4, 5, 6]
     assert all(line["actor/samples"] == line["rollout/answers"] == 32 for line in lines)
     assert all(line["actor/optimizer_steps"] == 2 for line in lines)

@@ -112,7 +112,7 @@ def test_a_reward_function(model: Path, tmp_path: Path, ahead: int) -> None:
         "disaggregated_grpo_llm", tmp_path / "skip", *asked, *where, *steps, *once, SKIP
     )
     assert run.code == 0, run.err
-    for line in run.metrics():
+    for line in run.metrics()[1:]:
         assert (
             0
             < line["actor/poisoned"]
@@ -124,7 +124,7 @@ def test_a_reward_function(model: Path, tmp_path: Path, ahead: int) -> None:
         assert line["env/episodes"] == line["actor/samples"]
     skipped = run.summary()["skipped"]
     assert skipped["counts"] == {
-        "actor/poisoned": sum(line["actor/poisoned"] for line in run.metrics())
+        "actor/poisoned": sum(line["actor/poisoned"] for line in run.metrics()[1:])
     }
     assert len(skipped["events"]) == skipped["counts"]["actor/poisoned"]
     assert all(

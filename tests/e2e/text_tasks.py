@@ -22,18 +22,21 @@ LEARNABLE = (
 
 
 class SmallLetters:
-    """The same prompt every time; what counts is the share of small letters in the answer."""
+    """The same prompt every time; what counts is the share of small letters in the answer. Held-out prompts differ."""
 
     rewards: ClassVar[Sequence[str]] = ("tests.e2e.text_tasks:share_of_small_letters",)
 
     def __init__(self, *, seed: int, split: Split) -> None:
         self._prompt = "write"
+        self._differ = split == "held_out"
 
     @property
     def size(self) -> int | None:
         return None
 
     def episode(self, number: int) -> OneTurn:
+        if self._differ:
+            return OneTurn(prompt=f"{self._prompt} {number}")
         return OneTurn(prompt=self._prompt)
 
 

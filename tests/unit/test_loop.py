@@ -130,17 +130,46 @@ def test_an_iteration_goes_through_its_stages() -> None:
     ]
     assert made.version == numbers["policy/version"] == 1
     assert "time/evaluate_s" not in numbers
-    numbers = made.iteration(1, evaluate=True)
-    assert works(log)[7:10] == [
+
+
+def test_an_iteration_goes_on_where_an_evaluation_has_begun_it() -> None:
+    made, log = loop()
+    made.iteration(0)
+    log.clear()
+    evaluated = made.evaluate(1)
+    assert set(evaluated) == {"time/evaluate_s", "eval/evaluate"}
+    assert made.has_begun
+    numbers = made.iteration(1)
+    assert works(log) == [
+        "actor push_weights",
+        "rollout pull_weights",
         "env evaluate",
-        "rollout generate",
+        "rollout generate",  # of held-out prompts; weights are sent once
         "env run",
-    ]  # held-out prompts come first
-    assert (numbers["eval/evaluate"], numbers["rollout/generate"]) == (
-        1.0,
-        1.0,
-    )  # as if they had not been asked
-    assert {"time/evaluate_s", "time/rollout_s", "time/learn_s"} <= set(numbers)
+        "rollout generate",
+        "actor learn",
+    ]
+    # The same moves as without an evaluation, and the same metrics.
+    with_evaluation = list(log)
+    plain, plain_log = loop()
+    plain.iteration(0)
+    plain_log.clear()
+    expected = plain.iteration(1)
+    for call in ("env evaluate", "rollout generate"):
+        with_evaluation.remove(call)
+    assert with_evaluation == plain_log
+    assert set(numbers) == set(expected)
+    assert not made.has_begun
+
+
+def test_an_evaluation_after_a_fault_sends_the_weights_again() -> None:
+    made, log = loop()
+    made.evaluate(0)
+    made.go_back(0, lambda: None)
+    assert not made.has_begun
+    log.clear()
+    made.iteration(0)
+    assert works(log)[:2] == ["actor push_weights", "rollout pull_weights"]
 
 
 def test_seconds_of_sending_weights_are_sync_in_a_stage_of_any_name() -> None:
@@ -225,17 +254,15 @@ def test_ranks_that_are_at_work_have_been_asked_for_their_releases_too_and_nothi
     assert not [call for call in log if call in (f"actor {full}", "actor learn 0 0")]
 
 
-def test_an_evaluation_learns_nothing_and_leaves_everything_where_learning_did() -> (
+def test_an_evaluation_learns_nothing_and_leaves_everything_where_rollout_has_it() -> (
     None
 ):
     made, log = loop()
     made.iteration(0)
-    before = [call for call in log if call.startswith("actor")][-2]  # before it learned
     log.clear()
     numbers = made.evaluate(1)
-    assert before == "actor full"
-    assert [call for call in log if call.startswith("actor")][-1] == "actor full"
-    assert [call for call in log if call.startswith("rollout")][-1] == "rollout off"
+    assert made.held["actor"] == Residency.OFF
+    assert made.held["rollout"] == Residency.FULL
     assert not {"env run", "actor learn"} & set(log)
     assert "rollout/generate" not in numbers
     assert made.version == 1

@@ -176,7 +176,8 @@ def test_the_next_iteration_begins_before_this_one_is_learned() -> None:
 
 def test_held_out_prompts_wait_for_the_engines_and_all_else_for_them() -> None:
     loop, log = looping(2)
-    loop.iteration(0, evaluate=True)
+    loop.evaluate(0)
+    loop.iteration(0)
     assert told(log)[:6] == [
         *("actor push_weights 0", "rollout pull_weights 0"),
         *("env evaluate 0", "rollout generate 0"),

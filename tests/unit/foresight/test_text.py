@@ -254,8 +254,9 @@ def test_held_out_prompts_are_answered_before_those_of_the_iteration() -> None:
         cores=8,
         iterations=2,
     )
-    numbers = loop.iteration(0, evaluate=True)
-    assert numbers["time/evaluate_s"] == pytest.approx(11 * MS)
+    evaluated = loop.evaluate(0)
+    numbers = loop.iteration(0)
+    assert evaluated["time/evaluate_s"] == pytest.approx(11 * MS)
     assert numbers["time/rollout_s"] == pytest.approx(11 * MS)
 
 

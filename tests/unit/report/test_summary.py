@@ -84,7 +84,8 @@ def iteration(reward: float, **more: float) -> dict[str, float]:
 
 def test_rewards_held_out_prompts_and_tokens_are_summed_up() -> None:
     progress = Progress(measures=TEXT, began=0.0, start_s=4.0)
-    progress.add(iteration(0.1, **{"eval/reward": 0.05, "time/evaluate_s": 1.0}), 64)
+    progress.add_evaluation({"eval/reward": 0.05, "time/evaluate_s": 1.0}, version=0)
+    progress.add(iteration(0.1, **{"eval/reward": 0.3}), 64)
     progress.add(iteration(0.4), 64)
     progress.add_evaluation({"eval/reward": 0.5, "time/evaluate_s": 1.0}, version=2)
     report = summary(progress, Path("runs/x"))
@@ -96,7 +97,7 @@ def test_rewards_held_out_prompts_and_tokens_are_summed_up() -> None:
         report["iterations"],
     ) == (200, 180, 2)
     assert report["seconds"]["evaluate"] == 2.0
-    assert report["overhead_share"] == 0.25
+    assert report["overhead_share"] == 3.0 / 14.0
     text = summary_text(report)
     assert "reward     0.100 -> 0.400" in text
     assert (
@@ -130,6 +131,48 @@ def test_the_last_iteration_decides_whether_the_goal_is_reached(
     assert progress.reached(goal) == reached
 
 
+def episodes(score: float, number: float) -> dict[str, float]:
+    return {
+        "env/return": score,
+        "env/episodes": number,
+        "time/iteration_s": 1.0,
+        "time/overhead_s": 0.0,
+    }
+
+
+def test_the_first_episodes_to_end_are_no_score() -> None:
+    """Those that end early are not typical: a score is of a full window of 100."""
+    progress = Progress(measures=SIMULATED, began=0.0)
+    progress.add(episodes(-0.5, 3.0), 64)
+    assert progress.score is None
+    assert progress.mean_return == -0.5
+    progress.add(episodes(-10.0, 97.0), 64)
+    assert progress.score == progress.mean_return
+    assert progress.score == pytest.approx(-9.715)
+
+
+def test_a_score_is_of_the_evaluation_of_the_same_version() -> None:
+    progress = Progress(measures=TEXT, began=0.0)
+    progress.add_evaluation({"eval/reward": 0.9}, version=0)
+    progress.add(iteration(0.1), 64)
+    assert progress.score is None
+    progress.add(iteration(0.1), 64)
+    progress.add_evaluation({"eval/reward": 0.5}, version=2)
+    assert progress.score == 0.5
+    assert progress.best_version == 0
+    assert progress.evaluations_without_gain() == 1
+    assert progress.reached_eval(0.5)
+    assert not progress.reached_eval(0.6)
+    assert not progress.reached_eval(None)
+    # No answer has a reward.
+    progress.add_evaluation({}, version=3)
+    assert progress.evaluations_without_gain() == 2
+    assert not progress.reached_eval(0.0)
+    report = summary(progress, Path("runs/x"))
+    assert report["evaluations"] == {"0": 0.9, "2": 0.5, "3": None}
+    assert (report["eval_best"], report["eval_best_version"]) == (0.9, 0)
+
+
 def test_a_run_that_goes_back_counts_nothing_twice_however_often() -> None:
     progress = Progress(measures=TEXT, began=0.0)
     poisoned, notes = (
@@ -139,7 +182,8 @@ def test_a_run_that_goes_back_counts_nothing_twice_however_often() -> None:
     before = progress.state()
     for _ in range(3):
         progress.go_back(before)
-        progress.add(iteration(0.1, **poisoned, **{"eval/reward": 0.05}), 64)
+        progress.add_evaluation({"eval/reward": 0.05}, version=0)
+        progress.add(iteration(0.1, **poisoned), 64)
         progress.add_skipped(poisoned, notes, iteration=0)
     report = summary(progress, Path("runs/x"))
     assert (report["iterations"], report["tokens_generated"], report["train_s"]) == (

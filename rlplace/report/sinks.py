@@ -113,6 +113,15 @@ _SCORED = (
     Column("infer s", "time/infer_s", ".2f", 8),
 )
 RUN_CONSOLE = Console("env steps", (*_SIMULATED, *_STAGES))
+EVALUATED_CONSOLE = Console(
+    "env steps",
+    (
+        *_SIMULATED[:1],
+        Column("evaluated", "eval/return", ",.1f", 10),
+        *_SIMULATED[1:],
+        *_STAGES,
+    ),
+)
 TEXT_CONSOLE = Console("answers", (*_TEXT, *_STAGES))
 SCORED_CONSOLE = Console("answers", (*_TEXT, *_SCORED, *_STAGES))
 

@@ -6,6 +6,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from rlplace.checks import evaluation
 from rlplace.checks.rule import broken
 from rlplace.config.blocks.policies import ModuleConfig
 from rlplace.config.blocks.simulator import SimulatorJobConfig
@@ -21,12 +22,13 @@ from rlplace.jobs.simulator import iteration, plan, rules
 from rlplace.jobs.simulator.evaluate import evaluate
 from rlplace.jobs.simulator.export import export
 from rlplace.jobs.variants import check_variant
+from rlplace.metrics import ENDLESS_EPISODES
 from rlplace.models.custom_module import check_module
 from rlplace.placement.machines.topology import Topology
 from rlplace.placement.memory.ledger import Measurements, MemoryCase
 from rlplace.placement.plan import Plan
 from rlplace.placement.schedule import Needs
-from rlplace.report.sinks import RUN_CONSOLE, Console
+from rlplace.report.sinks import EVALUATED_CONSOLE, RUN_CONSOLE, Console
 from rlplace.report.summary import SIMULATED, Measures, Progress
 from rlplace.trained import Trained, where
 from rlplace.workers.arguments import SimulatorArguments
@@ -102,7 +104,11 @@ class SimulatorJob(Job):
     ) -> Iterable[Problem]:
         if not config.runs:
             return missing_problems(config)
-        return broken(rules.PLANNED, plan_)
+        return [
+            *broken(rules.PLANNED, plan_),
+            *broken(evaluation.RULES, config),
+            *broken(rules.EVALUATION, config),
+        ]
 
     def dry_run_problems(
         self, config: SimulatorJobConfig, plan_: Plan
@@ -158,13 +164,18 @@ class SimulatorJob(Job):
         return []
 
     def work(self, config: SimulatorJobConfig, needs: Needs) -> Work:
-        return iteration.work()
+        return iteration.work(evaluated=config.runner.eval_every > 0)
 
     def measures(self, config: SimulatorJobConfig) -> Measures:
         return SIMULATED
 
     def console(self, config: SimulatorJobConfig, plan_: Plan) -> Console:
+        if config.runner.eval_every:
+            return EVALUATED_CONSOLE
         return RUN_CONSOLE
+
+    def evaluates_every(self, config: SimulatorJobConfig) -> int:
+        return config.runner.eval_every
 
     def count(
         self, config: SimulatorJobConfig, progress: Progress, numbers: dict[str, float]
@@ -181,10 +192,21 @@ class SimulatorJob(Job):
     def remarks(
         self, numbers: Mapping[str, float], notes: Mapping[str, Sequence[str]]
     ) -> list[str]:
-        return [*super().remarks(numbers, notes), *notes.get("env/steps", ())]
+        found = super().remarks(numbers, notes)
+        for name in ("env/steps", ENDLESS_EPISODES):
+            found += notes.get(name, ())
+        return found
 
     def replaceable(self, config: SimulatorJobConfig, plan_: Plan) -> Collection[str]:
         return ("env", "rollout")
+
+    def replaced_by_going_back(
+        self, config: SimulatorJobConfig, plan_: Plan
+    ) -> Collection[str]:
+        if rules.normalizes(config):
+            # A lost rank had the only copy of its statistics.
+            return ("env",)
+        return ()
 
     def performance_model(self) -> SimulatorPerformance:
         # Imported here: a plan without a profile needs no NumPy.
@@ -195,7 +217,9 @@ class SimulatorJob(Job):
     def stateful(self, config: SimulatorJobConfig, plan_: Plan) -> tuple[str, ...]:
         return tuple(c for c in plan_.placement.components if c != "rollout")
 
-    def optional_state(self) -> Collection[str]:
+    def optional_state(self, config: SimulatorJobConfig) -> Collection[str]:
+        if rules.normalizes(config):
+            return ()
         return ("env",)
 
     def loaded_text(self, numbers: Mapping[str, float], kept: Collection[str]) -> str:

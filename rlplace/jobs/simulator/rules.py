@@ -280,3 +280,32 @@ def _divided_policies(plan: Plan) -> Iterator[Found]:
 
 
 PLANNED = (Rule(code="parallel-sizes", facts=_divided_policies),)
+
+
+# ── evaluations ──────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def normalizes(config: SimulatorJobConfig) -> bool:
+    """Return whether wrappers of Gymnasium normalize by statistics, without which the policy does not work."""
+    names = [wrapper.name for wrapper in config.env.wrappers]
+    return any(name.startswith("gymnasium.wrappers:Normalize") for name in names)
+
+
+def _evaluates(config: SimulatorJobConfig) -> bool:
+    return config.runner.eval_every > 0
+
+
+def _not_like_training(config: SimulatorJobConfig) -> Iterator[Found]:
+    """Yield a finding if rollout cannot play the episodes of an evaluation as env plays those of training."""
+    env = config.env
+    if normalizes(config):
+        names = [wrapper.name for wrapper in env.wrappers]
+        yield Found(key="env.wrappers", got=", ".join(names))
+
+
+# Rules of a run that evaluates
+EVALUATION: tuple[Rule[SimulatorJobConfig], ...] = (
+    Rule(
+        code="not-evaluated-in-training", applies=_evaluates, facts=_not_like_training
+    ),
+)

@@ -187,6 +187,13 @@ class TorchEngine(ModuleEngine):
             memory=memory[0] if memory else None,
         )
 
+    def copy_to(self, module: nn.Module) -> None:
+        """Copy all weights into `module`, which has the same ones on the host. Raises NotResident without weights."""
+        require(self, self._owner, "evaluate", needs=Residency.WEIGHTS)
+        module.load_state_dict(
+            {name: tensor.cpu() for name, tensor in self._tensors.items()}
+        )
+
     def digest(self) -> str:
         """Return the SHA-256 of all weights and their names. It is equal for two engines only if all weights are
         bitwise equal.

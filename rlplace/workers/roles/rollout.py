@@ -16,6 +16,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
+import statistics
 import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -25,8 +26,8 @@ from numpy.typing import NDArray
 
 from rlplace.codes import problem
 from rlplace.envs.contract import ContinuousActions
-from rlplace.errors import ChannelEmpty, DivergedError
-from rlplace.metrics import Metric, Metrics
+from rlplace.errors import ChannelEmpty, DivergedError, SimulatorError
+from rlplace.metrics import ENDLESS_EPISODES, Metric, Metrics
 from rlplace.models.tokenizer import Tokenizer
 from rlplace.placement.channels import asked_at_once
 from rlplace.placement.schedule import Residency
@@ -54,6 +55,8 @@ if TYPE_CHECKING:
 
 # steps of noise kept, since env ranks drift apart by a few steps; older steps are drawn again
 _KEPT_STEPS = 8
+# most steps of an episode of an evaluation
+_LONGEST_EPISODE = 30_000
 
 
 class RolloutWorker(RoleWorker):
@@ -184,6 +187,58 @@ class VectorRolloutWorker(RolloutWorker):
         answer = self._lend if self.config.routes.direct else self._answer_all
         batches = answer(iteration, watch)
         return {**watch.metrics("rollout"), "rollout/batches": Metric(batches, "sum")}
+
+    def evaluate(self, iteration: int) -> Metrics:
+        """Play whole episodes by the likeliest actions of the loaded weights, and return metrics.
+
+        Rank 0 plays them all, so the numbers do not depend on the placement. It makes simulators of its own for that;
+        nothing that training depends on changes.
+        """
+        from rlplace.envs.play import play
+        from rlplace.models.policy import Policy
+        from rlplace.models.policy_networks import build_policy
+
+        config = self.config.config
+        spaces = self.config.spaces
+        if self.context.rank:
+            return {}
+        network = build_policy(
+            spaces, config.actor, config.algorithm, config.runner.seed
+        )
+        self.engine.copy_to(network)
+        network.requires_grad_(False).eval()
+        policy = Policy(network, spaces, config, seed=0).eval()
+
+        def act(observations: NDArray[Any], begins: NDArray[np.bool_]) -> NDArray[Any]:
+            self.context.check_cancelled("evaluate")
+            return policy.act(observations, begins=begins)
+
+        try:
+            episodes = play(
+                config.env,
+                spaces,
+                act,
+                episodes=config.runner.eval_episodes,
+                seed=config.env.eval_seed,
+                longest=_LONGEST_EPISODE,
+            )
+        except SimulatorError as error:
+            if error.code != "endless-episode":
+                raise
+            note = (
+                f"no evaluation: an episode has not ended after {_LONGEST_EPISODE:,} "
+                "steps; env.max_episode_steps limits it"
+            )
+            return {ENDLESS_EPISODES: Metric(1.0, "max", notes=(note,))}
+        number = len(episodes)
+        returns = [episode.total for episode in episodes]
+        lengths = [episode.length for episode in episodes]
+        return {
+            "eval/return": Metric(sum(returns) / number),
+            "eval/return_std": Metric(statistics.pstdev(returns)),
+            "eval/episode_length": Metric(sum(lengths) / number),
+            "eval/episodes": Metric(number, "sum"),
+        }
 
     def _answer_all(self, iteration: int, watch: Stopwatch) -> int:
         """Answer all observations from this rank's channel in `iteration`, and return the number of batches.

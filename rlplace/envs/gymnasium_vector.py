@@ -162,7 +162,7 @@ class GymnasiumVector:
                 if read is not None:
                     observation = read(observation)
                 try:
-                    number = reward
+                    number: Any = reward
                     if type(reward) is not float:
                         single = type(reward) is array
                         number = reward_of(reward) if single else float(reward)

@@ -14,7 +14,6 @@ A class is instantiated with the arguments of the config; its instance is then c
 
 from __future__ import annotations
 
-import asyncio
 import copy
 import inspect
 import itertools
@@ -150,6 +149,9 @@ def _awaited(value: Any) -> Any:
 
     async def ended(awaited: Awaitable[Any]) -> Any:
         return await awaited
+
+    # Slow to import, and rarely needed
+    import asyncio
 
     return asyncio.run(ended(value))
 

@@ -289,9 +289,12 @@ class RayLauncher:
         until = time.monotonic() + _DECIDED_S
         while self._reserved and not self._session.local:
             deliver_deferred()
-            # Without its GCS, Ray would not answer either.
+            # Without its GCS, Ray would not answer, and end this process in the end.
             if self._session.watch is not None and not self._session.watch.answers():
-                return {}
+                self.check(idle=True)
+                time.sleep(_LOOK_S)
+                until = time.monotonic() + _DECIDED_S
+                continue
             servers = self._session.servers()
             used = {node: self._machines[node] for node in self._reserved}
             lost = {

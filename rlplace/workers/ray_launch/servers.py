@@ -6,7 +6,7 @@
                                  ├ the raylet died: its workers end now ──────────────────────▶ RayDied
                                  └ the GCS died: calls go on, so they may end, for PATIENCE_S ─▶ RayDied
 
-After RayDied, `check` raises nothing for SAVE_S or ENDING_S seconds, in which the run saves. Ray itself notices the
+After RayDied, `check` raises nothing for some seconds, in which the run saves. Ray itself notices the
 death of its GCS after a minute or more, and then ends the driver without an error of Python.
 """
 
@@ -34,6 +34,7 @@ ENDING_S = 5.0  # for saving after the death of the raylet: workers outlive it b
 HEAD_LOOK_S = 2.0  # shortest time between two looks at the head of a joined Ray
 SILENT_S = 10.0  # for which a head does not answer until the output says so
 HEAD_GONE_S = 30.0  # and until the run ends; a GCS that keeps its state elsewhere may be started again
+HEAD_SAVE_S = 20.0  # for saving then: workers may have died with the head, which nothing would report
 _CONNECT_S = 2.0
 _GCS = "gcs_server"
 _RAYLET = "raylet"
@@ -45,12 +46,13 @@ class Death:
     """The death of a process of Ray.
 
     `calls_go_on`: whether running calls of workers can end without this process. `at_s`: monotonic time at which the
-    death was seen.
+    death was seen. `save_s`: seconds in which the run may save.
     """
 
     problem: Problem
     calls_go_on: bool
     at_s: float
+    save_s: float
 
     def error(self) -> RayDied:
         return RayDied(self.problem, calls_go_on=self.calls_go_on)
@@ -116,7 +118,8 @@ class Started:
             ),
             logs=self._logs,
         )
-        return Death(problem=died, calls_go_on=calls_go_on, at_s=now)
+        save_s = SAVE_S if calls_go_on else ENDING_S
+        return Death(problem=died, calls_go_on=calls_go_on, at_s=now, save_s=save_s)
 
 
 class Head:
@@ -163,7 +166,9 @@ class Head:
             logging.getLogger("rlplace").warning("%s", text)
         if silent_s >= HEAD_GONE_S:
             died = self._problem("head", silent_s)
-            self._death = Death(problem=died, calls_go_on=True, at_s=now)
+            self._death = Death(
+                problem=died, calls_go_on=True, at_s=now, save_s=HEAD_SAVE_S
+            )
         return self._death
 
     def _problem(self, error: str, silent_s: float) -> Problem:
@@ -206,7 +211,7 @@ class Servers:
             return
         if died.calls_go_on and not idle and now < died.at_s + PATIENCE_S:
             return
-        self._saving_until_s = now + (SAVE_S if died.calls_go_on else ENDING_S)
+        self._saving_until_s = now + died.save_s
         raise died.error()
 
 

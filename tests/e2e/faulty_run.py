@@ -103,8 +103,8 @@ def main(config: str, overrides: list[str], faults: list[list[Any]]) -> int:
                 daemon=True,
             ).start()
 
-    def after_iteration(self: Saving) -> None:
-        saved(self)
+    def after_iteration(self: Saving, *, best: bool = False) -> None:
+        saved(self, best=best)
         if any(
             after_s is None and at == self._progress.iterations
             for _, _, at, after_s, _ in faults

@@ -7,6 +7,7 @@ import io
 import json
 import resource
 import signal
+import statistics
 from pathlib import Path
 
 import pytest
@@ -123,20 +124,27 @@ def test_a_run_that_fails_has_a_page_of_what_it_did(tmp_path: Path) -> None:
 
 def test_time_is_accounted_for(run: Finished) -> None:
     """Stages and moves add up to the iteration; overhead is what neither simulator, policy nor learning took."""
+    in_stages = []
+    in_shares = []
     for line in run.metrics():
+        whole = line["time/iteration_s"]
         stages = sum(
             line[f"time/{stage}_s"] for stage in ("sync", "rollout", "learn", "moves")
         )
-        assert stages == pytest.approx(line["time/iteration_s"], rel=0.05)
         work = max(line["env/sim_s"], line["rollout/policy_s"]) + line["actor/learn_s"]
-        assert line["time/overhead_s"] == pytest.approx(line["time/iteration_s"] - work)
+        assert line["time/overhead_s"] == pytest.approx(whole - work)
         shares = [
             line[f"util/{name}_share"] for name in ("busy", "bubble", "moves", "sync")
         ]
         assert all(share >= 0 for share in shares)
-        assert sum(shares) == pytest.approx(
-            1.0, abs=0.05
-        )  # the rest is the driver's own
+        # Nothing is counted twice
+        assert stages <= whole * 1.000001
+        assert sum(shares) <= 1.000001
+        in_stages.append(stages / whole)
+        in_shares.append(sum(shares))
+    # The rest is the driver's own. It is little, but in an iteration in which another process took the driver's core
+    assert statistics.median(in_stages) == pytest.approx(1.0, abs=0.05)
+    assert statistics.median(in_shares) == pytest.approx(1.0, abs=0.05)
     usage = run.summary()["utilisation"]
     assert usage["accelerators"] == 2
     assert (

@@ -8,12 +8,16 @@ from collections.abc import Sequence
 from contextlib import closing
 
 from rlplace import codes
+from rlplace.envs.text.code import forms
 from rlplace.envs.text.contract import OneTurn, TextTask, Transcript
 from rlplace.envs.text.graders import ProcessGrader
 from rlplace.envs.text.rewards import Case, Reward
 from rlplace.envs.text.right_answers import written_answers
+from rlplace.envs.text.rows import bad_row
 from rlplace.errors import Problem, RewardError
 
+# Rows whose tests are read before the start
+_MOST_ROWS = 20_000
 # Longest time of one function
 _LONGEST_S = 20.0
 # Errors of a function itself: others may be of this machine alone, such as a service that is not reached from it
@@ -51,6 +55,30 @@ def probe_problems(
                 reward, told, key, min(timeout_s, _LONGEST_S), memory_bytes
             )
     return found
+
+
+def test_problems(rewards: Sequence[Reward], task: TextTask) -> list[Problem]:
+    """Return the problem of the first row of a data set whose tests `unit_tests` cannot run.
+
+    The first rows are read, up to `_MOST_ROWS`.
+    """
+    place = getattr(task, "place", None)
+    size = task.size
+    tested = any(reward.written == "unit_tests" for reward in rewards)
+    if not tested or place is None or size is None:
+        return []
+    for number in range(min(size, _MOST_ROWS)):
+        facts = task.episode(number).facts()
+        # Rows without tests are told by the grading of a row
+        if "tests" not in facts:
+            return []
+        try:
+            forms.read(facts["tests"], facts)
+        except ValueError as error:
+            shown = repr(facts["tests"])
+            bad = bad_row("no-tests", shown, place(number), reason=str(error))
+            return list(bad.problems)
+    return []
 
 
 def _probe(task: TextTask) -> Transcript | None:

@@ -28,7 +28,7 @@ from rlplace.jobs.language_model.rules.planned import plan_problems
 from rlplace.jobs.language_model.rules.signal import compares_groups
 from rlplace.jobs.notes import learning_rate_notes
 from rlplace.jobs.variants import check_variant
-from rlplace.metrics import DROPPED_PROMPTS
+from rlplace.metrics import DROPPED_PROMPTS, UNCONFINED
 from rlplace.placement.counts import Count
 from rlplace.placement.language.spec import role_of
 from rlplace.placement.machines.topology import Topology
@@ -196,7 +196,7 @@ class LanguageModelJob(Job):
     ) -> list[str]:
         found = super().remarks(numbers, notes)
         for name, lines in notes.items():
-            if name.endswith(f"/{DROPPED_PROMPTS}"):
+            if name.endswith((f"/{DROPPED_PROMPTS}", f"/{UNCONFINED}")):
                 found += lines
         return found
 

@@ -35,6 +35,7 @@ from rlplace.models.tokenizer import Tokenizer
 from rlplace.tokens import Sample
 from rlplace.workers.roles.endpoint import endpoint_problems
 from rlplace.workers.roles.scorer import Samples, Scorer, Scoring, queries
+from rlplace.workers.roles.unconfined import unconfined
 from rlplace.workers.worker import cancelled
 
 _FIRST_PAUSE_S = 0.1
@@ -91,6 +92,7 @@ class RewardFunctionWorker(Scorer):
         return {
             **super().infer(iteration, version),
             **self._failures.metrics(self.component),
+            **unconfined(self.component, [self._reward]),
         }
 
     def _score(self, scoring: Scoring) -> None:

@@ -53,6 +53,7 @@ from rlplace.workers.roles.prompts import Prompts, splits
 from rlplace.workers.roles.replies import Place, Replies
 from rlplace.workers.roles.scorer import reads_text
 from rlplace.workers.roles.tails import Tails
+from rlplace.workers.roles.unconfined import unconfined
 from rlplace.workers.saving import FilesBehind
 from rlplace.workers.worker import out_of_step
 
@@ -187,6 +188,7 @@ class TextEnvWorker(EnvWorker):
             **refilled,
             **failed,
             **self._dropped("env", "train"),
+            **unconfined("env", self.rewards),
         }
 
     def _dropped(self, component: str, split: Split) -> Metrics:

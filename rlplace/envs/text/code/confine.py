@@ -23,6 +23,8 @@ import struct
 import sys
 from collections.abc import Iterable
 
+# Everything that `confine` can put in force
+LAYERS = ("namespaces", "landlock", "limits", "seccomp")
 # Bytes of each file, and of all files together
 FILE_BYTES = 16 << 20
 DISK_BYTES = 64 << 20

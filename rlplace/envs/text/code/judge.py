@@ -51,8 +51,9 @@ def start_answers(control: socket.socket, memory_bytes: int, cpu_s: float) -> No
     """Start confined answer processes for the judge, one at a time, until the control socket closes.
 
     A message is one byte, with file descriptors: `f` with a socket, for functions; `p` with standard input, standard
-    output and a file that has the code, for a program. The reply is the exit status of the process, as four bytes.
-    `memory_bytes`, `cpu_s`: limits of memory and processor time of each process.
+    output and a file that has the code, for a program; `l` with a pipe, for the names of the layers. The reply is the
+    exit status of the process, as four bytes. `memory_bytes`, `cpu_s`: limits of memory and processor time of each
+    process.
     """
     while True:
         message, fds, _, _ = socket.recv_fds(control, 1, 3)
@@ -61,7 +62,7 @@ def start_answers(control: socket.socket, memory_bytes: int, cpu_s: float) -> No
         child = os.fork()
         if child == 0:
             control.close()
-            _become_answer(message == b"p", fds, memory_bytes, cpu_s)
+            _become_answer(message, fds, memory_bytes, cpu_s)
         for fd in fds:
             os.close(fd)
         _, status = os.waitpid(child, 0)
@@ -69,18 +70,24 @@ def start_answers(control: socket.socket, memory_bytes: int, cpu_s: float) -> No
 
 
 def _become_answer(
-    program: bool, fds: list[int], memory_bytes: int, cpu_s: float
+    message: bytes, fds: list[int], memory_bytes: int, cpu_s: float
 ) -> None:
-    """Confine this process, and run the answer's code in it. Does not return."""
+    """Confine this process, and run the answer's code in it. Does not return.
+
+    `message`, `fds`: what the starter has received.
+    """
     try:
         code = ""
-        if program:
+        if message == b"p":
             os.dup2(fds[0], 0)
             os.dup2(fds[1], 1)
             with open(fds[2], encoding="utf-8", errors="replace") as file:
                 code = file.read()
-        confine.confine(os.getcwd(), memory_bytes, cpu_s)
-        if program:
+        layers = confine.confine(os.getcwd(), memory_bytes, cpu_s)
+        if message == b"l":
+            os.write(fds[0], ",".join(layers).encode())
+            os._exit(0)
+        if message == b"p":
             sys.stdin = open(0, encoding="utf-8", errors="replace")  # noqa: SIM115
             sys.stdout = open(1, "w", encoding="utf-8", errors="replace")  # noqa: SIM115
             answering.run_program(code)
@@ -720,6 +727,11 @@ def main() -> None:
     most = memory_bytes + _OWN_BYTES
     resource.setrlimit(resource.RLIMIT_AS, (most, most))
     job = json.loads(sys.stdin.buffer.read())
+    if job.get("layers"):
+        # No code runs: the report is the layers of an answer process
+        socket.send_fds(here, [b"l"], [report])
+        here.recv(4, socket.MSG_WAITALL)
+        os._exit(0)
     sys.stdin = open(os.devnull, encoding="utf-8")  # noqa: SIM115
     case = Case(job["code"], here)
     for number, check in enumerate(job["checks"]):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import os
 import select
@@ -15,6 +16,8 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
+
+from rlplace.envs.text.code.confine import LAYERS
 
 # The program of the judge process. It imports the modules of this folder, but no other part of rlplace.
 _PROGRAM = """
@@ -32,6 +35,9 @@ _HERE = str(Path(__file__).parent)
 _CHUNK = 1 << 16
 # Bytes of the report, which has one line for each check
 _LONGEST_REPORT = 1 << 20
+# Limits of a judge process that runs no code
+_PROBE_S = 30.0
+_PROBE_BYTES = 512 << 20
 # Seconds for removing the folder of an answer
 _REMOVAL_S = 30.0
 
@@ -49,9 +55,23 @@ def run_checks(
     than `timeout_s`; then all processes are dead. The code cannot start processes or threads, cannot reach the network,
     other processes or other files, and cannot make this function raise an exception.
     """
-    job = json.dumps({"code": code, "checks": list(checks)})
+    job = {"code": code, "checks": list(checks)}
+    text = _judged(job, timeout_s, memory_bytes)
+    return _passed(text, len(checks))
+
+
+@functools.cache
+def missing_layers() -> tuple[str, ...]:
+    """Return the layers of `confine.LAYERS` that this machine does not have. The first call takes a moment."""
+    report = _judged({"layers": True}, _PROBE_S, _PROBE_BYTES)
+    present = report.decode("ascii", "replace").split(",")
+    return tuple(layer for layer in LAYERS if layer not in present)
+
+
+def _judged(job: Mapping[str, Any], timeout_s: float, memory_bytes: int) -> bytes:
+    """Run a judge process on a job, and return its report. Then all processes are dead."""
     with _folder() as folder, tempfile.TemporaryFile() as given:
-        given.write(job.encode("utf-8"))
+        given.write(json.dumps(job).encode("utf-8"))
         given.seek(0)
         reader, writer = os.pipe()
         with os.fdopen(reader, "rb", buffering=0) as reports:
@@ -80,7 +100,7 @@ def run_checks(
                 text = _read(reports.fileno(), timeout_s)
             finally:
                 kill_session(process)
-    return _passed(text, len(checks))
+    return text
 
 
 @contextlib.contextmanager

@@ -17,14 +17,22 @@ from rlplace.envs.text import Transcript
 from rlplace.envs.text.code import confine
 from rlplace.envs.text.code.fences import code_block
 from rlplace.envs.text.code.forms import read
-from rlplace.envs.text.code.runner import run_checks
-from rlplace.envs.text.rewards import unit_tests
+from rlplace.envs.text.code.runner import missing_layers, run_checks
+from rlplace.envs.text.rewards import Reward, unit_tests
+from rlplace.workers.roles import unconfined
 
 _CALLS = 5
 _LONG_S = 60.0
 _linux = pytest.mark.skipif(
     sys.platform != "linux", reason="the kernel of Linux confines the code"
 )
+
+
+@pytest.fixture(scope="module")
+def all_layers() -> None:
+    """Skip where the kernel lacks a layer: `test_a_layer_that_the_system_lacks_leaves_the_others` holds the rest."""
+    if missing := missing_layers():
+        pytest.skip(f"this machine lacks {', '.join(missing)}")
 
 
 def passed(code: str, tests: object, **facts: object) -> int:
@@ -477,7 +485,7 @@ _BY_LIBRARIES: list[str] = [
 _ABOUT_COMPARISONS = re.compile("equals everything|brings|changes")
 
 
-@_linux
+@pytest.mark.usefixtures("all_layers")
 @pytest.mark.parametrize("trick", TRICKS)
 def test_no_trick_passes_a_test_or_raises(
     trick: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -506,7 +514,7 @@ def test_code_that_does_not_come_back_passes_nothing(code: str, test: str) -> No
 # ── confinement ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-@_linux
+@pytest.mark.usefixtures("all_layers")
 @pytest.mark.parametrize(
     ("expression", "error"),
     [
@@ -658,3 +666,18 @@ def test_the_share_of_passed_tests_is_a_reward() -> None:
         truncated=False,
     )
     assert unit_tests(transcript) == pytest.approx(2 / 3)
+
+
+def test_layers_that_a_machine_lacks_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    rewards = [Reward(name="unit_tests", written="unit_tests")]
+    monkeypatch.setattr(unconfined, "missing_layers", lambda: ("landlock",))
+    (metric,) = unconfined.unconfined("env", rewards).values()
+    assert metric.value == 1
+    assert "landlock" in metric.notes[0]
+    assert unconfined.unconfined("env", [Reward(name="a", written="contains")]) == {}
+
+
+@_linux
+def test_the_layers_of_this_machine_are_those_of_an_answer_process() -> None:
+    here = in_child(lambda: confine.confine(tempfile.mkdtemp(), 512 << 20, 10))
+    assert set(missing_layers()) == set(confine.LAYERS) - set(here)

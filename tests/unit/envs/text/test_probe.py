@@ -176,3 +176,28 @@ def test_tasks_that_must_be_played_are_not() -> None:
         assert check_task(config, seed=0, evaluated=False) == []
     config = TextEnvConfig(task=f"{__name__}:Played", kwargs={"begins": False})
     assert check_task(config, seed=0, evaluated=False) == []
+
+
+@pytest.mark.parametrize(
+    ("tests", "reason"),
+    [
+        ("f(1)", "assert nothing"),
+        ("", "empty"),
+        ('{"inputs": ["1"], "outputs": []}', "1 inputs"),
+    ],
+)
+def test_tests_of_every_row_are_read(tmp_path: Path, tests: str, reason: str) -> None:
+    file = tmp_path / "rows.jsonl"
+    good = {"prompt": "?", "answer": "a", "tests": "assert f(1) == 2"}
+    lines = [good, good, {**good, "tests": tests}, good]
+    file.write_text("\n".join(map(json.dumps, lines)))
+    config = TextEnvConfig(
+        task="prompts",
+        kwargs={"path": str(file)},
+        rewards=[RewardFunctionConfig(name="unit_tests")],
+    )
+    (problem,) = check_task(config, seed=0, evaluated=False)
+    assert problem.code == "bad-row"
+    assert reason in (problem.why or "")
+    assert problem.source is not None
+    assert problem.source.line == 3

@@ -12,6 +12,8 @@ import math
 from rlplace.codes import problem
 from rlplace.envs.contract import Actions, ContinuousActions
 
+# Wider bounds are none: some simulators write the largest float32 for infinity
+WIDEST = 1e30
 # Half of a range, in standard deviations: the least and the most that is not remarked
 _LEAST = 0.1
 _MOST = 10.0
@@ -28,7 +30,7 @@ def action_remark(simulator: str, taken: Actions, log_std: float) -> str | None:
     deviation = math.exp(log_std)
     for low, high in zip(taken.low, taken.high, strict=True):
         # Only a range with two ends can be scaled
-        if not (math.isfinite(low) and math.isfinite(high) and low < high):
+        if not -WIDEST < low < high < WIDEST:
             continue
         half = (high - low) / 2
         error = None

@@ -11,13 +11,14 @@ Letters: B rows, n actions of a chunk, A shape of one action.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
 from rlplace.envs.contract import (
+    Normalizing,
     Remarking,
     Rendering,
     Restorable,
@@ -105,11 +106,13 @@ class _Restorable(_Chunks):
         return cast(Restorable, self._inner).restore(states)
 
     @property
-    def keeps_statistics(self) -> bool:
-        return bool(getattr(self._inner, "keeps_statistics", False))
+    def statistics(self) -> Collection[str]:
+        if isinstance(self._inner, Normalizing):
+            return self._inner.statistics
+        return ()
 
     def take_statistics(self, states: Sequence[Mapping[str, NDArray[Any]]]) -> bool:
-        return bool(cast(Any, self._inner).take_statistics(states))
+        return cast(Normalizing, self._inner).take_statistics(states)
 
 
 class _Rendering(_Chunks):

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
 
 # The planner asks adapters about ids and has no numpy
@@ -296,6 +296,24 @@ class Restorable(Protocol):
 
         The states may come from several simulators. A row that cannot be restored begins a new episode; return row ->
         first observation for these rows.
+        """
+        ...
+
+
+@runtime_checkable
+class Normalizing(Restorable, Protocol):
+    """A simulator that may normalize by statistics of all its episodes, without which a policy does not work.
+
+    `statistics`: the names of the statistics in `row_states`; empty if the simulator does not normalize.
+    """
+
+    @property
+    def statistics(self) -> Collection[str]: ...
+
+    def take_statistics(self, states: Sequence[Mapping[str, NDArray[Any]]]) -> bool:
+        """Give each row the statistics in a state of a row of the training, and keep these from changing.
+
+        Return whether `states` has all the statistics. With fewer states than rows, the states are used again.
         """
         ...
 

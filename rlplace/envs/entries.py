@@ -15,6 +15,8 @@ import numpy as np
 from gymnasium import spaces
 from numpy.typing import NDArray
 
+from rlplace.units import clipped
+
 # Axes of an image, at least: height and width
 _IMAGE_AXES = 2
 # Kinds of NumPy that are numbers: bool, int, unsigned, float
@@ -48,10 +50,7 @@ def in_words(value: object) -> str:
         if value.size and value.dtype.kind in _NUMBERS:
             words += f", from {value.min():g} to {value.max():g}"
         return words
-    shown = repr(value)
-    if len(shown) > _SHOWN:
-        shown = f"{shown[:_SHOWN]}..."
-    return f"{type(value).__name__} {shown}"
+    return f"{type(value).__name__} {clipped(repr(value), _SHOWN)}"
 
 
 def is_image(space: gymnasium.Space[Any]) -> bool:

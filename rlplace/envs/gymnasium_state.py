@@ -13,6 +13,7 @@ itself and for everything it wraps.
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -98,14 +99,9 @@ def restore(env: gymnasium.Env[Any, Any], state: Mapping[str, NDArray[Any]]) -> 
 # ── statistics of wrappers ───────────────────────────────────────────────────────────────────────────────────────────
 
 
-def has_statistics(state: Mapping[str, NDArray[Any]]) -> bool:
-    """Return whether the state of an environment has statistics of its wrappers."""
-    return any(name.startswith(_STATISTICS) for name in state)
-
-
-def keeps_statistics(env: gymnasium.Env[Any, Any]) -> bool:
-    """Return whether a wrapper of Gymnasium around `env` normalizes by statistics of all its episodes."""
-    return any(True for _ in _normalizing(env))
+def statistics_of(env: gymnasium.Env[Any, Any]) -> frozenset[str]:
+    """Return the names in a state of the statistics by which wrappers of Gymnasium around `env` normalize."""
+    return frozenset(_STATISTICS + name for name in _statistics_of(env))
 
 
 def freeze_statistics(
@@ -113,18 +109,23 @@ def freeze_statistics(
 ) -> bool:
     """Give the wrappers of `env` the statistics in a state, and keep these from changing.
 
-    Return whether the state has all the statistics.
+    Return whether the state has all the statistics; without them nothing is changed.
     """
-    for number, (wrapper, _) in enumerate(_normalizing(env)):
-        if f"{_STATISTICS}{number}.mean" not in state:
-            return False
+    if not statistics_of(env) <= state.keys():
+        return False
+    for wrapper, _, _ in _normalizing(env):
         wrapper.update_running_mean = False
     _set_statistics(env, state)
     return True
 
 
-def _normalizing(env: gymnasium.Env[Any, Any]) -> Iterator[tuple[Any, str]]:
-    """Yield each wrapper of Gymnasium that has statistics, the outermost first, and the attribute that has them."""
+def _normalizing(env: gymnasium.Env[Any, Any]) -> Iterator[tuple[Any, str, str]]:
+    """Yield (wrapper, attribute with its statistics, their name in a state) of each normalizing wrapper of Gymnasium.
+
+    The outermost wrapper comes first. A name is the attribute and its number among equal ones, so that statistics of
+    observations never become those of rewards.
+    """
+    found = Counter[str]()
     layer: Any = env
     while hasattr(layer, "env"):
         if type(layer).__module__.startswith("gymnasium.wrappers."):
@@ -132,28 +133,29 @@ def _normalizing(env: gymnasium.Env[Any, Any]) -> Iterator[tuple[Any, str]]:
                 if hasattr(type(layer), "update_running_mean") and attribute in vars(
                     layer
                 ):
-                    yield layer, attribute
+                    yield layer, attribute, f"{attribute}.{found[attribute]}."
+                    found[attribute] += 1
         layer = layer.env
 
 
 def _statistics_of(env: gymnasium.Env[Any, Any]) -> dict[str, NDArray[Any]]:
     """Return the statistics of all wrappers as arrays by name."""
     found: dict[str, NDArray[Any]] = {}
-    for number, (wrapper, attribute) in enumerate(_normalizing(env)):
+    for wrapper, attribute, name in _normalizing(env):
         running = getattr(wrapper, attribute)
-        for name in ("mean", "var", "count"):
-            found[f"{number}.{name}"] = np.array(getattr(running, name))
-        for name in _NORMALIZING[attribute]:
-            found[f"{number}.{name}"] = np.array(getattr(wrapper, name))
+        for number in ("mean", "var", "count"):
+            found[name + number] = np.array(getattr(running, number))
+        for further in _NORMALIZING[attribute]:
+            found[name + further] = np.array(getattr(wrapper, further))
     return found
 
 
 def _set_statistics(
     env: gymnasium.Env[Any, Any], state: Mapping[str, NDArray[Any]]
 ) -> None:
-    """Give all wrappers the statistics in a state, if it has them."""
-    for number, (wrapper, attribute) in enumerate(_normalizing(env)):
-        name = f"{_STATISTICS}{number}."
+    """Give all wrappers the statistics in a state, as far as it has them."""
+    for wrapper, attribute, name in _normalizing(env):
+        name = _STATISTICS + name
         if f"{name}mean" not in state:
             continue
         running = getattr(wrapper, attribute)

@@ -23,9 +23,9 @@ from rlplace.envs.gymnasium_results import (
 )
 from rlplace.envs.gymnasium_state import (
     freeze_statistics,
-    keeps_statistics,
     restore,
     state_of,
+    statistics_of,
 )
 from rlplace.envs.observations import encoding_of
 from rlplace.envs.wrappers import OwnRewards
@@ -139,7 +139,7 @@ class GymnasiumVector:
         self._clock += 1
         clock = self._clock
         limit = self._limit
-        # Whether each row needs a closer look: an episode is at its time limit, or it is the first step
+        # Whether all rows are checked: in the first step, or where an episode may be at its time limit
         due = clock == 1 or min(begins) <= clock - limit
         own = self._own_rewards
         # Observations are read one by one if they are no arrays, or if others may write into these arrays
@@ -260,9 +260,9 @@ class GymnasiumVector:
         return all(freeze_statistics(env, state) for env, state in rows)
 
     @property
-    def keeps_statistics(self) -> bool:
-        """Whether wrappers normalize by statistics of all episodes, so that a policy does not work without them."""
-        return keeps_statistics(self._envs[0])
+    def statistics(self) -> frozenset[str]:
+        """Names in `row_states` of the statistics by which wrappers normalize; a policy does not work without them."""
+        return statistics_of(self._envs[0])
 
     @property
     def frames_per_s(self) -> float:

@@ -13,14 +13,19 @@ import os
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from rlplace.codes import config_error, problem
 from rlplace.config.blocks.simulator import SimulatorEnvConfig
-from rlplace.envs.contract import Rendering, Simulator, Spaces
+from rlplace.envs.contract import (
+    Normalizing,
+    Rendering,
+    Simulator,
+    Spaces,
+)
 from rlplace.envs.registry import (
     make_simulator,
     missing_library,
@@ -121,9 +126,9 @@ def _with_statistics(
     states: Sequence[Mapping[str, NDArray[Any]]],
 ) -> None:
     """Give wrappers that normalize the statistics of the training. Raises ConfigError if `states` has none."""
-    if not getattr(simulator, "keeps_statistics", False):
+    if not isinstance(simulator, Normalizing) or not simulator.statistics:
         return
-    if not cast(Any, simulator).take_statistics(states):
+    if not simulator.take_statistics(states):
         names = ", ".join(wrapper.name for wrapper in config.wrappers)
         raise config_error("no-statistics", "env.wrappers", names)
 

@@ -603,7 +603,7 @@ def check_task(
     held-out prompts of an evaluation; None: all.
     """
     from rlplace.envs.text.held_out import held_out_warnings
-    from rlplace.envs.text.probe import probe_problems, test_problems
+    from rlplace.envs.text.probe import probe_problems, row_problems
     from rlplace.envs.text.rewards import find_rewards, named_reward
 
     problems: list[Problem] = []
@@ -619,7 +619,7 @@ def check_task(
         except ConfigError as error:
             problems += [p for p in error.problems if p not in problems]
             continue
-        problems += test_problems(rewards, task)
+        problems += row_problems(rewards, task)
         if split != "train" or problems:
             continue
         for key, block in (components or {}).items():

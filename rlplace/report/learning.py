@@ -12,7 +12,7 @@ from rlplace.errors import Problem
 Name = Literal["all-cut", "equal-groups", "no-gradient", "narrow-actions"]
 # Iterations in a row with a sign before it is told
 IN_A_ROW = 2
-# A simulator whose actions stay within this part of their bounds sees no difference between them
+# Actions within this part of their bounds hardly differ for a simulator
 _NARROW = 0.01
 
 

@@ -22,8 +22,8 @@ COMMAND = "command.json"
 SCREEN = "screen.txt"
 _CODES = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]")  # of colours and of the cursor
 _GIT_S = 5.0
-# The user and password of an address such as postgresql://me:secret@host/runs
-_PASSWORD = re.compile(r"(?<=://)[^/?#\s'\"@:]*:[^/?#\s'\"]*@")
+# The user and password, or the token, of an address such as postgresql://me:secret@host/runs
+_PASSWORD = re.compile(r"(?<=://)[^/?#\s'\"]+@")
 
 
 def without_passwords(text: str) -> str:

@@ -22,7 +22,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-# Name of the text in a checkpoint that has the sizes and hashes
+# File in a checkpoint with the sizes and hashes of what a run reads
 INPUTS = "inputs.json"
 # Blocks of a config that have no influence on the numbers of a run
 _WITHOUT_NUMBERS = (

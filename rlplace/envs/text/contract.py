@@ -142,7 +142,7 @@ def episode_identity(task: TextTask, number: int) -> str | None:
     if identity is not None:
         return str(identity(number))
     if hasattr(task, "episodes"):
-        # Its episodes take long to begin.
+        # An episode of such a task takes long to begin.
         return None
     episode = task.episode(number)
     if not isinstance(episode, OneTurn):

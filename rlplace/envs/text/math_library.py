@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 
-from rlplace.envs.text.math_reading import last_boxed, plain_numbers, plain_signs
+from rlplace.envs.text.math_reading import last_boxed, plain_numbers, without_marks
 from rlplace.envs.text.time_limit import TooLong, limited
 
 # Longest end of an answer that the library reads; its patterns take time by the square of the length
@@ -13,19 +13,19 @@ _READ = 2_000
 # Most marks of math in it: the library tries each opening with each closing
 _MARKS = 80
 _MARK = re.compile(r"\$|\\boxed|\\[\[(]")
-# Processor time of one comparison
+# Longest processor time of one comparison
 _SECONDS = 3.0
 # Most digits of a number, the largest exponent and factorial, and the deepest nesting
 _DIGITS = 300
 _EXPONENT = 20_000
-_FACTORIAL = 1_000
+_FACTORIAL = 10_000
 _NESTED = 15
 _LONG_NUMBER = re.compile(rf"\d{{{_DIGITS},}}")
 _POWER = re.compile(r"\^|\*\*")
 _BLANKS_AT_POWERS = re.compile(r"\s{0,9}(\^|\*\*)\s{0,9}")
 _NUMBERS = re.compile(r"\d+(?:\.\d+)?")
 # Largest exponent of a sum with letters, which the library multiplies out
-_MULTIPLIED_OUT = 30
+_MULTIPLIED_OUT = 60
 # Most powers within each other's exponents, and the longest exponent
 _TOWER = 3
 _LONG_EXPONENT = 300
@@ -50,7 +50,7 @@ def verified(answer: str, right: str) -> bool:
     """
     from math_verify import parse, verify
 
-    answer = _end(plain_numbers(plain_signs(answer)))
+    answer = _end(plain_numbers(without_marks(answer)))
     if not answer.strip() or not right.strip() or explodes(answer):
         return False
     try:

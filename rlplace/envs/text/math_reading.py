@@ -48,20 +48,6 @@ def plain_characters(text: str) -> str:
     return _NOT_ASCII.sub(lambda found: _in_ascii(found[0]), text)
 
 
-_SIGNS = str.maketrans(
-    {
-        character: plain.replace("~", " ")
-        for character, plain in _CHARACTERS.items()
-        if plain in ("-", "~", "")
-    }
-)
-
-
-def plain_signs(text: str) -> str:
-    """Return a text in which all minus signs and blanks are those of ASCII."""
-    return text.translate(_SIGNS)
-
-
 @functools.lru_cache(maxsize=4096)
 def _in_ascii(character: str) -> str:
     """Return one character of Unicode in ASCII or LaTeX; unchanged if it is no digit, sign, blank or fraction."""
@@ -175,8 +161,14 @@ _POWER = re.compile(r"\s{0,3}(?:\^|\*\*)\s{0,3}")
 _OPERAND = re.compile(r"[-+]?\w+")
 # Characters before a number that show of what it is a part
 _AROUND = 12
+# Tags such as <answer>, and emphasis of Markdown such as **42**
+_TAG = re.compile(r"</?[A-Za-z]\w{0,20}>")
+_EMPHASIS = re.compile(
+    r"(?<![\w*])(\*\*|__)(?=[^\s*_])([^*\n]{0,200}?[^\s*_])\1(?![\w*])"
+)
+# An arrow such as => is no inequality
 _INEQUALITY = re.compile(
-    r"(?:[<>\u2264\u2265\u2260]=?|!=|\\(?:leq?|geq?|neq?|lt|gt))[\s{$]{0,3}$"
+    r"(?<![-=])(?:[<>\u2264\u2265\u2260]=?|!=|\\(?:leq?|geq?|neq?|lt|gt))[\s{$]{0,3}$"
 )
 _PART = re.compile(r"[,;+*/&][\s]{0,3}$")
 _BRACKET = re.compile(r"\s{0,3}(?:[)\]]|\\right|\\\}|\\end)")
@@ -198,7 +190,8 @@ def marked(text: str) -> str | None:
     """
     if "####" not in text:
         return None
-    for mark in [*_MARK.finditer(text)][: -_MARKED - 1 : -1]:
+    marks = [*_MARK.finditer(text)]
+    for mark in reversed(marks[-_MARKED:]):
         at = mark.end()
         currency = _CURRENCY.match(text, at)
         if currency:
@@ -209,13 +202,18 @@ def marked(text: str) -> str | None:
     return None
 
 
+def without_marks(text: str) -> str:
+    """Return a text without tags, such as <answer>, and without Markdown's emphasis, such as **42**."""
+    return _EMPHASIS.sub(r"\2", _TAG.sub(" ", text))
+
+
 def last_number(text: str) -> str:
     """Return the last number of a text, as it is written.
 
     Return "" if there is none, or if the last value is an expression, such as a root. Digits within words are no
     numbers, and a dash between two numbers or after a word is no sign.
     """
-    text = text[-_READ:]
+    text = without_marks(text[-_READ:])
     pairs = _braces(text)
     last = ""
     at = 0

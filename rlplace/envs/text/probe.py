@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
+from typing import Any
 
 from rlplace import codes
 from rlplace.envs.text.code import forms
@@ -16,7 +17,7 @@ from rlplace.envs.text.right_answers import written_answers
 from rlplace.envs.text.rows import bad_row
 from rlplace.errors import Problem, RewardError
 
-# Rows whose tests are read before the start
+# Rows that are read before the start
 _MOST_ROWS = 20_000
 # Longest time of one function
 _LONGEST_S = 20.0
@@ -57,28 +58,55 @@ def probe_problems(
     return found
 
 
-def test_problems(rewards: Sequence[Reward], task: TextTask) -> list[Problem]:
-    """Return the problem of the first row of a data set whose tests `unit_tests` cannot run.
+def row_problems(rewards: Sequence[Reward], task: TextTask) -> list[Problem]:
+    """Return the problem of the first row of a data set that a shipped reward function cannot read.
 
-    The first rows are read, up to `_MOST_ROWS`.
+    The first rows are read, up to `_MOST_ROWS`. Facts that row 0 lacks are told by `probe_problems`.
     """
     place = getattr(task, "place", None)
     size = task.size
-    tested = any(reward.written == "unit_tests" for reward in rewards)
-    if not tested or place is None or size is None:
+    readers = [
+        (fact, error, read)
+        for fact, error, functions, read in _READERS
+        if any(reward.written in functions for reward in rewards)
+    ]
+    if not readers or place is None or size is None:
         return []
+    lacking = {fact for fact, _, _ in readers} - task.episode(0).facts().keys()
     for number in range(min(size, _MOST_ROWS)):
         facts = task.episode(number).facts()
-        # Rows without tests are told by the grading of a row
-        if "tests" not in facts:
-            return []
-        try:
-            forms.read(facts["tests"], facts)
-        except ValueError as error:
-            shown = repr(facts["tests"])
-            bad = bad_row("no-tests", shown, place(number), reason=str(error))
-            return list(bad.problems)
+        for fact, error, read in readers:
+            if fact in lacking:
+                continue
+            try:
+                read(facts)
+            except ValueError as reason:
+                shown = repr(facts.get(fact))
+                bad = bad_row(error, shown, place(number), reason=str(reason))
+                return list(bad.problems)
     return []
+
+
+def _tests(facts: Mapping[str, Any]) -> None:
+    """Read the tests of a row. Raises ValueError for tests that cannot be run."""
+    forms.read(facts.get("tests"), facts)
+
+
+def _right_answers(facts: Mapping[str, Any]) -> None:
+    """Read the right answers of a row. Raises ValueError for what is no text, number or list of them."""
+    written_answers(facts.get("answer"))
+
+
+# (fact, error of a bad row, reward functions that read the fact, how it is read)
+_READERS: Sequence[tuple[str, str, Sequence[str], Callable[[Any], None]]] = (
+    ("tests", "no-tests", ("unit_tests",), _tests),
+    (
+        "answer",
+        "no-answer",
+        ("exact_match", "contains", "math_answer", "math_verify"),
+        _right_answers,
+    ),
+)
 
 
 def _probe(task: TextTask) -> Transcript | None:

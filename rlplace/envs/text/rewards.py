@@ -403,8 +403,10 @@ def unit_tests(
 
     fact(transcript, "tests")
     checks = forms.read(transcript.facts["tests"], transcript.facts)
+    code = fences.code_block(final_answer(transcript))
+    entry = str(transcript.facts.get("entry_point") or "")
     passed = runner.run_checks(
-        fences.code_block(transcript.answer),
+        fences.completed(code, prompt_text(transcript), entry),
         checks,
         timeout_s=timeout_s,
         memory_bytes=memory_bytes,
@@ -421,9 +423,10 @@ def reasoning_score(transcript: Transcript) -> float:
 
     entry = transcript.facts["entry"]
     verify = get_score_answer_fn(entry["metadata"]["source_dataset"])
-    before, ended, _ = transcript.answer.rpartition("</answer>")
+    said = final_answer(transcript)
+    before, ended, _ = said.rpartition("</answer>")
     _, began, tagged = before.rpartition("<answer>")
-    answer = transcript.answer.strip()
+    answer = said.strip()
     if ended and began:
         answer = tagged.strip()
     try:

@@ -18,9 +18,10 @@ _ALIKE = str.maketrans(
     }
 )
 
-# Tags of thoughts
-_BEGIN = re.compile(r"<(?:think|thinking|reasoning)>|\[THINK\]")
-_END = re.compile(r"</(?:think|thinking|reasoning)>|\[/THINK\]")
+# Names of tags of thoughts, <think> or [THINK], in a regular expression
+THOUGHTS = r"(?:think(?:ing)?|thoughts?|reason(?:ing)?|analysis|scratchpad)"
+_BEGIN = re.compile(rf"<{THOUGHTS}>|\[{THOUGHTS}\]", re.IGNORECASE)
+_END = re.compile(rf"</{THOUGHTS}>|\[/{THOUGHTS}\]", re.IGNORECASE)
 
 
 def alike(text: str) -> str:
@@ -59,6 +60,8 @@ def is_empty(value: Any) -> bool:
     """Return whether the right answer `value` is an empty text, or a list without an answer or with an empty one."""
     if isinstance(value, list | tuple):
         return not value or any(is_empty(each) for each in value)
+    if value is None or value != value:
+        return True
     return isinstance(value, str) and not alike(value)
 
 

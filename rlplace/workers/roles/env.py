@@ -23,13 +23,13 @@ from rlplace.envs.action_bounds import action_remark
 from rlplace.envs.contract import (
     ContinuousActions,
     DiscreteActions,
+    Normalizing,
     Remarking,
     Restorable,
     Simulator,
     Spaces,
     StepResult,
 )
-from rlplace.envs.gymnasium_state import has_statistics
 from rlplace.envs.registry import make_simulator, row_seeds, seed_global_numbers
 from rlplace.errors import SimulatorError
 from rlplace.metrics import Metric, Metrics
@@ -468,12 +468,15 @@ class VectorEnvWorker(EnvWorker):
 
         Raises ConfigError if wrappers of the group normalize by statistics that were not saved.
         """
-        if not getattr(group.simulator, "keeps_statistics", False):
+        needed: set[str] = set()
+        if isinstance(group.simulator, Normalizing):
+            needed = set(group.simulator.statistics)
+        if not needed:
             return read(folder, rows, group.observations)
         lacking = not folder.is_dir()
         if not lacking:
             saved = read(folder, rows, group.observations)
-            lacking = not all(has_statistics(state) for state in saved.states)
+            lacking = not all(state.keys() >= needed for state in saved.states)
         if lacking:
             wrappers = self.config.config.env.wrappers
             names = ", ".join(wrapper.name for wrapper in wrappers)

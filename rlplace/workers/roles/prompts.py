@@ -20,6 +20,7 @@ from rlplace.config.blocks.language_model import LanguageModelJobConfig
 from rlplace.envs.registry import make_task
 from rlplace.envs.text import Image, Split, TextEpisode
 from rlplace.envs.text.contract import NoPrompt, Prompt, episode_identity
+from rlplace.envs.text.right_answers import THOUGHTS
 from rlplace.envs.text.rows import Epochs, Share
 from rlplace.errors import ConfigError, Problem, Source
 from rlplace.models.tokenizer import Chat, PlainText, Tokenizer
@@ -36,7 +37,7 @@ from rlplace.workers.roles.prompt_lengths import (
 # the end of a prompt in which a chat template opens a tag for the answer, and the tags that are known
 _TAG_TOKENS = 24
 _OPENED = re.compile(
-    r"[<\[](?:think(?:ing)?|thoughts?|reason(?:ing)?|analysis|scratchpad|answer|solution)[>\]]\s{0,8}$",
+    rf"[<\[](?:{THOUGHTS}|answer|solution)[>\]]\s{{0,8}}$",
     re.IGNORECASE,
 )
 _LOG = logging.getLogger(__name__)
@@ -188,16 +189,14 @@ class Prompts:
         There are fewer if the task repeats itself, that is, if no new prompt comes in many draws. Prompts that are too
         long are left out if the config allows it.
         """
-        if episode_identity(self.task, 0) is None:
-            # Nothing tells whether two episodes are equal.
-            return list(range(limit))
         rows: list[int] = []
         seen = set[str | None]()
         draws_since_new = 0
         for row in itertools.count():
             draws_since_new += 1
             identity = episode_identity(self.task, row)
-            if identity not in seen:
+            # Without an identity, nothing tells whether two episodes are equal
+            if identity is None or identity not in seen:
                 seen.add(identity)
                 length = len(self._begun(row, 1)[0])
                 if length <= self._longest:

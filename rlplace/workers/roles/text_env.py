@@ -303,7 +303,9 @@ class TextEnvWorker(EnvWorker):
             }
         )
         for name in sets:
-            of_set = [s for s in samples if s.transcript.facts["data_set"] == name]
+            of_set = [
+                s for s in samples if str(s.transcript.facts.get("data_set")) == name
+            ]
             metrics = {
                 **metrics,
                 **_passed(f"eval/{name}", of_set, each),

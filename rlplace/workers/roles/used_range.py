@@ -7,11 +7,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from rlplace.envs.action_bounds import WIDEST
 from rlplace.envs.contract import Actions, ContinuousActions
 from rlplace.metrics import Metric, Metrics
-
-# Wider bounds are none: some simulators write the largest float32 for infinity
-_WIDEST = 1e30
 
 
 class UsedRange:
@@ -25,9 +23,7 @@ class UsedRange:
             low = np.asarray(actions.low, np.float64).ravel()
             high = np.asarray(actions.high, np.float64).ravel()
         # Places of the numbers with bounds
-        self._places = np.flatnonzero(
-            (low > -_WIDEST) & (high < _WIDEST) & (low < high)
-        )
+        self._places = np.flatnonzero((low > -WIDEST) & (high < WIDEST) & (low < high))
         self._low = low[self._places]
         self._high = high[self._places]
         self._numbers = len(low)

@@ -9,9 +9,11 @@ from typing import Any
 import gymnasium
 import numpy as np
 import pytest
+from gymnasium.wrappers import NormalizeObservation, NormalizeReward
 
 from rlplace.config.blocks.simulator import SimulatorEnvConfig, WrapperConfig
 from rlplace.envs.contract import Restorable, StepResult
+from rlplace.envs.gymnasium_state import freeze_statistics, restore, state_of
 from rlplace.envs.gymnasium_vector import GymnasiumVector
 from rlplace.envs.registry import find_adapter, row_seeds
 from rlplace.errors import ConfigError
@@ -205,7 +207,7 @@ def test_a_policy_is_evaluated_with_the_statistics_of_its_rows() -> None:
     for action in actions(env, 40):
         env.step(action)
     tested, _ = normalized(first_row=100)
-    assert tested.keeps_statistics
+    assert tested.statistics
     assert tested.take_statistics(env.row_states())
     for action in actions(tested, 5):
         tested.step(action)
@@ -218,3 +220,23 @@ def test_a_policy_is_evaluated_with_the_statistics_of_its_rows() -> None:
     last = tested._envs[-1].get_wrapper_attr("obs_rms")
     assert np.array_equal(last.mean, env._envs[0].get_wrapper_attr("obs_rms").mean)
     assert not tested.take_statistics([])
+
+
+def test_statistics_of_rewards_never_become_those_of_observations() -> None:
+    rewards = NormalizeReward(gymnasium.make("Pendulum-v1"))
+    both = NormalizeReward(NormalizeObservation(gymnasium.make("Pendulum-v1")))
+    for env in (rewards, both):
+        env.reset(seed=0)
+        for _ in range(20):
+            env.step(env.action_space.sample())
+    known = state_of(rewards)
+    other = NormalizeObservation(gymnasium.make("Pendulum-v1"))
+    other.reset(seed=0)
+    before = other.obs_rms.mean.copy()
+    assert not freeze_statistics(other, known)
+    restore(other, known)
+    assert np.array_equal(other.obs_rms.mean, before)
+    # Of two wrappers, each takes its own
+    restore(rewards, state_of(both))
+    assert rewards.return_rms.mean == both.return_rms.mean
+    assert not freeze_statistics(both, known)

@@ -52,7 +52,7 @@ class Answer:
     def __init__(self, end: socket.socket) -> None:
         """`end`: connected socket to the judge."""
         self._objects: dict[int, Any] = {}
-        # A module, as dataclasses and type hints of the code expect
+        # Dataclasses and type hints look up the module of their code, so the module must exist
         module = ModuleType(_MODULE)
         sys.modules[_MODULE] = module
         self._names: dict[str, Any] = module.__dict__
@@ -83,7 +83,7 @@ class Answer:
         given = [self._value(part) for part in request.get("given", ())]
         named = {k: self._value(part) for k, part in request.get("named", {}).items()}
         if do == "call":
-            return self._called(target, given, named, request)
+            return self._called(target, given, named)
         if do == "await":
             import asyncio
 
@@ -102,7 +102,6 @@ class Answer:
         target: Any,
         given: list[Any],
         named: dict[str, Any],
-        request: dict[str, Any],
     ) -> dict[str, Any]:
         """Call an object. A call that returns None also replies with the containers that it was given."""
         value = target(*given, **named)

@@ -30,6 +30,20 @@ def code_block(answer: str) -> str:
     return found
 
 
+def completed(code: str, prompt: str, entry: str) -> str:
+    """Return the program of an answer that continues the function in its prompt, as models without a chat do.
+
+    If the prompt begins the function `entry` and `code` does not define it, the program is the prompt and the code as
+    the body of the function. Otherwise it is `code`.
+    """
+    head = re.compile(rf"^[ ]{{0,4}}(async )?def {re.escape(entry)}\(", re.MULTILINE)
+    begun = code_block(prompt)
+    if not entry or head.search(code) or not head.search(begun):
+        return code
+    body = textwrap.indent(textwrap.dedent(code), "    ")
+    return f"{begun.rstrip()}\n{body}"
+
+
 def _does_something(code: str) -> bool:
     """Return whether a text is Python that does more than state values."""
     try:

@@ -23,6 +23,8 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from rlplace.units import clipped
+
 Check = dict[str, Any]
 # Facts that name the function under test
 _ENTRIES = ("entry_point", "fn_name", "func_name")
@@ -93,8 +95,7 @@ def _texts(value: object) -> str:
 
 
 def _shown(value: object) -> str:
-    text = repr(value)
-    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]} ..."
+    return clipped(repr(value), _SHOWN)
 
 
 # ── inputs and outputs ───────────────────────────────────────────────────────────────────────────────────────────────

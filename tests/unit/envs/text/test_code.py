@@ -681,3 +681,42 @@ def test_layers_that_a_machine_lacks_are_told(monkeypatch: pytest.MonkeyPatch) -
 def test_the_layers_of_this_machine_are_those_of_an_answer_process() -> None:
     here = in_child(lambda: confine.confine(tempfile.mkdtemp(), 512 << 20, 10))
     assert set(missing_layers()) == set(confine.LAYERS) - set(here)
+
+
+def told(answer: str, prompt: str = "?", **facts: object) -> Transcript:
+    return Transcript(
+        prompt=prompt,
+        answers=(answer,),
+        replies=(),
+        facts=facts,
+        tokens=9,
+        truncated=False,
+    )
+
+
+@pytest.mark.parametrize(
+    ("answer", "value"),
+    [
+        (f"<think>easy</think>\n```python\n{_ADD}```", 1.0),
+        (f"<think>```python\nbroken</think>\n```python\n{_ADD}```", 1.0),
+        (f"<think>```python\n{_ADD}```</think>\nI do not know", 0.0),
+        (f"<think>```python\n{_ADD}```", 0.0),
+    ],
+)
+def test_code_in_thoughts_is_no_answer(answer: str, value: float) -> None:
+    assert unit_tests(told(answer, tests="assert add(1, 2) == 3")) == value
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        "    return a + b\n",
+        "```python\n    return a + b\n```",
+        "```\nreturn a + b\n```",
+        _ADD,
+    ],
+)
+def test_an_answer_may_continue_the_function_of_its_prompt(answer: str) -> None:
+    prompt = 'def add(a, b):\n    """Return the sum."""\n'
+    tests = "def check(candidate):\n    assert candidate(1, 2) == 3\n"
+    assert unit_tests(told(answer, prompt, tests=tests, entry_point="add")) == 1.0

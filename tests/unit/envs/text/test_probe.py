@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -181,6 +182,7 @@ def test_tasks_that_must_be_played_are_not() -> None:
 @pytest.mark.parametrize(
     ("tests", "reason"),
     [
+        (None, "NoneType"),
         ("f(1)", "assert nothing"),
         ("", "empty"),
         ('{"inputs": ["1"], "outputs": []}', "1 inputs"),
@@ -201,3 +203,28 @@ def test_tests_of_every_row_are_read(tmp_path: Path, tests: str, reason: str) ->
     assert reason in (problem.why or "")
     assert problem.source is not None
     assert problem.source.line == 3
+
+
+def test_right_answers_of_every_row_are_read(tmp_path: Path) -> None:
+    config = TextEnvConfig(
+        task="prompts",
+        kwargs=written(tmp_path, [{"answer": "4"}, {"answer": {"x": 1}}]),
+        rewards=[RewardFunctionConfig(name="exact_match")],
+    )
+    (problem,) = check_task(config, seed=0, evaluated=False)
+    assert problem.code == "bad-row"
+    assert problem.source is not None
+    assert problem.source.line == 2
+    null = {"answer": ["4", None]}
+    empty = dataclasses.replace(
+        config, kwargs=written(tmp_path, [{"answer": "4"}, null])
+    )
+    (problem,) = check_task(empty, seed=0, evaluated=False)
+    assert "empty right answer" in problem.what
+
+
+def written(folder: Path, lines: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Write rows of a data set, and return the arguments of its task."""
+    file = folder / "written.jsonl"
+    file.write_text("\n".join(json.dumps({"prompt": "?", **line}) for line in lines))
+    return {"path": str(file)}

@@ -66,7 +66,7 @@ ALLOWED = {
     "comm/weights/buffer.py": {"pickle.loads"},
     # answers of the model and their tests, in processes apart
     "envs/text/code/answer.py": {"exec"},
-    "envs/text/code/judge.py": {"exec"},
+    "envs/text/code/trial.py": {"exec"},
     "workers/launch/host.py": {"pickle.loads"},  # an exception of the job's own worker
     "workers/ray_launch/actors.py": {
         "cloudpickle.loads"

@@ -402,11 +402,16 @@ def unit_tests(
     from rlplace.envs.text.code import fences, forms, runner
 
     fact(transcript, "tests")
-    checks = forms.read(transcript.facts["tests"], transcript.facts)
-    code = fences.code_block(final_answer(transcript))
+    prompt = prompt_text(transcript)
     entry = str(transcript.facts.get("entry_point") or "")
+    prompted = fences.given_functions(prompt, entry)
+    checks = forms.read(transcript.facts["tests"], transcript.facts, prompted=prompted)
+    code = fences.code_block(final_answer(transcript))
+    program = fences.completed(code, prompt, entry)
+    if prompted:
+        program = fences.with_functions(program, prompted)
     passed = runner.run_checks(
-        fences.completed(code, prompt_text(transcript), entry),
+        program,
         checks,
         timeout_s=timeout_s,
         memory_bytes=memory_bytes,

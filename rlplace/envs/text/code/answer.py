@@ -13,6 +13,9 @@ import operator
 import os
 import socket
 import sys
+import threading
+import typing
+from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Callable
 from types import ModuleType
 from typing import Any
@@ -21,7 +24,19 @@ from rlplace.envs.text.code import wire
 
 # Characters of output that one call returns
 _SHOWN = 1 << 20
-_CONTAINERS = (list, dict, set, bytearray)
+_CONTAINERS = (list, dict, set, bytearray, deque)
+# Names that exercises use without importing them
+_PRELUDE = {
+    **{
+        name: getattr(typing, name)
+        for name in ("Any", "Callable", "Dict", "Iterable", "List")
+    },
+    **{name: getattr(typing, name) for name in ("Optional", "Set", "Tuple", "Union")},
+    "Counter": Counter,
+    "OrderedDict": OrderedDict,
+    "defaultdict": defaultdict,
+    "deque": deque,
+}
 # Name of the module in which the code is executed
 _MODULE = "answer"
 # Built-in types whose subclasses are described by their value too
@@ -41,9 +56,28 @@ _OPERATIONS: dict[str, Callable[..., Any]] = {
     "float": float,
     "int": int,
     "round": round,
+    "hash": hash,
     "enter": lambda context: context.__enter__(),
     "leave": lambda context: context.__exit__(None, None, None),
 }
+
+
+class Theirs:
+    """Stands for an object of a class that the tests define, such as a node of a tree. Its fields are theirs."""
+
+    _answer: Answer
+    _number: int
+
+    def __init__(self, answer: Answer, number: int) -> None:
+        """`number`: number of the object in the judge process."""
+        object.__setattr__(self, "_answer", answer)
+        object.__setattr__(self, "_number", number)
+
+    def __getattr__(self, name: str) -> Any:
+        return self._answer.ask("field", self._number, [name], {})
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        self._answer.ask("field", self._number, [name, value], {})
 
 
 class Answer:
@@ -52,6 +86,9 @@ class Answer:
     def __init__(self, end: socket.socket) -> None:
         """`end`: connected socket to the judge."""
         self._objects: dict[int, Any] = {}
+        self._theirs: dict[int, Theirs] = {}
+        # (object, function) -> its bound method, which is otherwise a new object at each use
+        self._methods: dict[tuple[int, int], Any] = {}
         # Dataclasses and type hints look up the module of their code, so the module must exist
         module = ModuleType(_MODULE)
         sys.modules[_MODULE] = module
@@ -61,6 +98,8 @@ class Answer:
         self._output = io.StringIO()
         sys.stdout = self._output
         builtins.input = self._input
+        self._names["__builtins__"] = {**vars(builtins), **_PRELUDE}
+        _run_threads_at_once()
 
     def reply(self, request: dict[str, Any]) -> dict[str, Any]:
         """Do what the judge requests, and return the result or the exception that was raised."""
@@ -75,6 +114,7 @@ class Answer:
         do = request["do"]
         if do == "run":
             # Executing untrusted code is the purpose of this process
+            _run_pools_at_once(request["code"])
             exec(_compiled(request["code"]), self._names)
             return {"value": None}
         if do == "names":
@@ -103,15 +143,20 @@ class Answer:
         given: list[Any],
         named: dict[str, Any],
     ) -> dict[str, Any]:
-        """Call an object. A call that returns None also replies with the containers that it was given."""
+        """Call an object. The reply has the containers too that the call has changed, by the place of the argument."""
+        parts = [*given, *named.values()]
+        before = [
+            self._data(part) if isinstance(part, _CONTAINERS) else None
+            for part in parts
+        ]
         value = target(*given, **named)
-        if value is None:
-            after = [
-                self._data(part) if isinstance(part, _CONTAINERS) else None
-                for part in given
-            ]
-            return {"value": None, "after": after}
-        return {"value": self._data(value)}
+        after = []
+        for part, was in zip(parts, before, strict=True):
+            now = None if was is None else self._data(part)
+            after.append(None if now == was else now)
+        if not any(after):
+            return {"value": self._data(value)}
+        return {"value": self._data(value), "after": after}
 
     def _input(self, prompt: object = "") -> str:
         """Return a line of input, as the judge's `input` gives it."""
@@ -157,27 +202,37 @@ class Answer:
             return self._objects[body]
         if tag == "builtin":
             return getattr(builtins, body)
+        if tag == "theirs":
+            return self._theirs.setdefault(body, Theirs(self, body))
         if tag != "function":
             raise ValueError(tag)
+        return lambda *given, **named: self.ask("function", body, given, named)
 
-        def callback(*given: Any, **named: Any) -> Any:
-            reply = self.line.ask(
-                {
-                    "do": "function",
-                    "on": body,
-                    "given": [self._data(part) for part in given],
-                    "named": {name: self._data(part) for name, part in named.items()},
-                }
-            )
-            if "raised" in reply:
-                kind = getattr(builtins, str(reply["raised"]), RuntimeError)
-                raise kind(reply.get("text", ""))
-            return self._value(reply["value"])
+    def ask(self, do: str, number: int, given: Any, named: dict[str, Any]) -> Any:
+        """Ask the judge to call a function of the tests, or for a field of an object of theirs. Return the result.
 
-        return callback
+        `do`: "function" or "field". `number`: number of the function or the object.
+        """
+        reply = self.line.ask(
+            {
+                "do": do,
+                "on": number,
+                "given": [self._data(part) for part in given],
+                "named": {name: self._data(part) for name, part in named.items()},
+            }
+        )
+        if "raised" in reply:
+            kind = getattr(builtins, str(reply["raised"]), RuntimeError)
+            raise kind(reply.get("text", ""))
+        return self._value(reply["value"])
 
     def _described(self, value: Any) -> Any:
         """Return the description of an object that is no plain data. The judge gets a number for the object."""
+        if isinstance(value, Theirs):
+            return ["theirs", value._number]
+        if inspect.ismethod(value):
+            key = (id(value.__self__), id(value.__func__))
+            value = self._methods.setdefault(key, value)
         number = id(value)
         self._objects[number] = value
         if wire.builtin_name(value) and isinstance(value, type):
@@ -207,8 +262,10 @@ class Answer:
         return {
             "number": id(kind),
             "name": kind.__name__,
+            "module": kind.__module__,
             "bases": bases,
             "exception": _builtin_error(kind),
+            "lacks": _lacking(kind),
         }
 
     def _described_error(self, error: BaseException) -> dict[str, Any]:
@@ -217,12 +274,36 @@ class Answer:
         given: Any = []
         with contextlib.suppress(BaseException):
             given = [wire.packed(part, _refused) for part in error.args]
-        described = self._described_class(kind)
-        return {"class": described, "own": kind.__module__ == _MODULE, "given": given}
+        fields: dict[str, Any] = {}
+        for name, value in vars(error).items():
+            with contextlib.suppress(Exception):
+                fields[name] = wire.packed(value, _refused)
+        return {
+            "class": self._described_class(kind),
+            "own": kind.__module__ == _MODULE,
+            "given": given,
+            "text": _shown(error),
+            "fields": fields,
+        }
+
+
+def _lacking(kind: type) -> list[str]:
+    """Return those of the optional operations that instances of a class lack. `__getitem__` makes an iterator too."""
+    lacking = [name for name in wire.OPTIONAL if not hasattr(kind, name)]
+    if hasattr(kind, "__getitem__") and "__iter__" in lacking:
+        lacking.remove("__iter__")
+    return lacking
 
 
 def _refused(value: Any) -> Any:
     raise ValueError(f"a {type(value).__name__} is no plain data")
+
+
+def _shown(error: BaseException) -> str:
+    """Return the text of an exception; "" if making the text fails."""
+    with contextlib.suppress(BaseException):
+        return str(error)[:_SHOWN]
+    return ""
 
 
 def _plain(kind: Any, value: Any) -> Any:
@@ -262,11 +343,50 @@ def serve(end: socket.socket) -> None:
     os._exit(0)
 
 
+def _run_threads_at_once() -> None:
+    """Run the work of a thread where it is started: no thread can be started, and programs use one for its stack."""
+
+    def join(thread: threading.Thread, timeout: float | None = None) -> None:
+        pass
+
+    names: dict[str, Any] = {"start": threading.Thread.run, "join": join}
+    for name, function in names.items():
+        setattr(threading.Thread, name, function)
+    # Setting a size fails where the limits are low
+    setattr(threading, "stack_size", lambda size=0: 0)  # noqa: B010
+
+
+def _run_pools_at_once(code: str) -> None:
+    """Run the work of a pool of threads where it is submitted, if the code may have pools."""
+    if "concurrent" not in code and "asyncio" not in code:
+        return
+    from concurrent import futures
+    from concurrent.futures import thread
+
+    class AtOnce(futures.Executor):
+        def __init__(self, *_: Any, **__: Any) -> None:
+            pass
+
+        def submit(self, fn: Any, /, *given: Any, **named: Any) -> Any:
+            future: futures.Future[Any] = futures.Future()
+            try:
+                future.set_result(fn(*given, **named))
+            except BaseException as error:  # noqa: BLE001  # whoever asks for the result gets the exception
+                future.set_exception(error)
+            return future
+
+    for module in (futures, thread):
+        setattr(module, "ThreadPoolExecutor", AtOnce)  # noqa: B010
+
+
 def run_program(code: str) -> None:
     """Run code as a program, with standard input and output. The process ends with the program's exit status."""
     status = 0
     try:
-        exec(_compiled(code), {"__name__": "__main__"})
+        _run_threads_at_once()
+        _run_pools_at_once(code)
+        known = {**vars(builtins), **_PRELUDE}
+        exec(_compiled(code), {"__name__": "__main__", "__builtins__": known})
     except SystemExit as error:
         status = 0 if error.code in (None, 0) else 1
     except BaseException:  # noqa: BLE001  # any exception of the code is the answer's own

@@ -7,7 +7,7 @@ import re
 import textwrap
 from collections.abc import Iterator
 
-_FENCE = re.compile(r"[ \t>]*(`{3,}|~{3,})[ \t]*([^`\s]*)[^`]*")
+_FENCE = re.compile(r"[ \t>]*(`{3,}|~{3,})(.*)")
 # Names of Python behind a fence, in lower case
 _PYTHON = re.compile(r"\{?\.?(python|py|python3|py3|python-?3\.\d+|pycon)\}?")
 
@@ -44,11 +44,62 @@ def completed(code: str, prompt: str, entry: str) -> str:
     return f"{begun.rstrip()}\n{body}"
 
 
+def given_functions(prompt: str, entry: str) -> str:
+    """Return the functions and classes that a prompt gives beside the function `entry`, with imports; "" without any.
+
+    HumanEval's tests of `find_zero` use such a function, `poly`, and LeetCode's have a class of nodes. An answer need
+    not repeat them, and cannot replace them.
+    """
+    try:
+        body = ast.parse(code_block(prompt)).body
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return ""
+    # `Solution().twoSum` is a method of the class Solution
+    tested = re.split(r"\W", entry)
+    given = [
+        part
+        for part in body
+        if isinstance(part, ast.FunctionDef | ast.ClassDef)
+        and part.name not in tested
+        and _has_body(part)
+    ]
+    if not entry or not given:
+        return ""
+    imports = [part for part in body if isinstance(part, ast.Import | ast.ImportFrom)]
+    return ast.unparse(ast.Module([*imports, *given], []))
+
+
+def with_functions(code: str, given: str) -> str:
+    """Return a program that has the functions of its prompt, behind its imports of `__future__`.
+
+    `code`: program. `given`: text of the functions, as `given_functions` returns it.
+    """
+    try:
+        body = ast.parse(code).body
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return code
+    first = [0]
+    for part in body:
+        if isinstance(part, ast.ImportFrom) and part.module == "__future__":
+            first.append(part.end_lineno or 0)
+    lines = code.splitlines()
+    return "\n".join([*lines[: first[-1]], given, *lines[first[-1] :], ""])
+
+
+def _has_body(part: ast.FunctionDef | ast.ClassDef) -> bool:
+    """Return whether a function or a class has more than a docstring, `pass` or `...`."""
+    return not all(
+        isinstance(one, ast.Pass)
+        or (isinstance(one, ast.Expr) and isinstance(one.value, ast.Constant))
+        for one in part.body
+    )
+
+
 def _does_something(code: str) -> bool:
     """Return whether a text is Python that does more than state values."""
     try:
         body = ast.parse(code).body
-    except (SyntaxError, ValueError, RecursionError):
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
         return False
     values = (ast.Constant, ast.Name, ast.List, ast.Tuple, ast.Dict, ast.UnaryOp)
     return not all(
@@ -60,25 +111,30 @@ def _blocks(answer: str) -> Iterator[tuple[str, str]]:
     """Yield (language, content) of each fenced code block; the language is "" if the fence has no mark."""
     # Only line feeds and carriage returns end a line of a text
     lines = re.split(r"\r\n|\n|\r", answer)
-    opened: re.Match[str] | None = None
+    # Sign and mark of the open block
+    opened: tuple[str, str] | None = None
     content: list[str] = []
     for line in lines:
-        fence = _FENCE.fullmatch(line)
+        fence = _fence(line)
         if opened is None:
             opened = fence
             content = []
-        elif fence is not None and _closes(fence, opened):
-            yield opened[2], _text(content)
+        elif fence is not None and fence[0].startswith(opened[0]) and not fence[1]:
+            yield opened[1], _text(content)
             opened = None
         else:
             content.append(line)
     if opened is not None:
-        yield opened[2], _text(content)
+        yield opened[1], _text(content)
 
 
-def _closes(fence: re.Match[str], opened: re.Match[str]) -> bool:
-    """Return whether a fence ends the block of another fence: the same sign, as many of it, and no mark."""
-    return fence[1].startswith(opened[1]) and not fence[2]
+def _fence(line: str) -> tuple[str, str] | None:
+    """Return (sign, mark) of a line that opens or closes a block, such as ("```", "python"); None for other lines."""
+    found = _FENCE.fullmatch(line)
+    if found is None or (found[1][0] == "`" and "`" in found[2]):
+        return None
+    words = found[2].split()
+    return found[1], words[0] if words else ""
 
 
 def _text(lines: list[str]) -> str:

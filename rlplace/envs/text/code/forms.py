@@ -34,7 +34,10 @@ _INPUTS = ("inputs", "input", "stdin", "std_in")
 _OUTPUTS = ("outputs", "output", "stdout", "std_out", "expected_output")
 _CASES = ("test_cases", "testcases", "tests", "cases")
 # Calls of such names assert something
-_ASSERTS = re.compile(r"assert|raises|expect|check|fail", re.IGNORECASE)
+_ASSERTS = re.compile(r"(assert|expect|fail|raises|warns)\w*", re.IGNORECASE)
+# Runners of tests, whose calls are left out
+_RUNNERS = ("unittest.main", "pytest.main", "main")
+_Function = ast.FunctionDef | ast.AsyncFunctionDef
 # Characters of tests that an error shows
 _SHOWN = 60
 _FORMS = (
@@ -43,14 +46,18 @@ _FORMS = (
 )
 
 
-def read(tests: object, facts: Mapping[str, object] | None = None) -> list[Check]:
+def read(
+    tests: object, facts: Mapping[str, object] | None = None, *, prompted: str = ""
+) -> list[Check]:
     """Return the checks of a test. Raises ValueError, with the reason, for tests that are in no form of this module.
 
     `tests`: the fact `tests` of an episode. `facts`: all facts of the episode; some name the function under test.
+    `prompted`: Python text of functions that the tests may use, since the prompt gives them.
     """
     facts = facts or {}
     entry = next((str(facts[name]) for name in _ENTRIES if facts.get(name)), "")
-    before = "\n".join(_texts(facts[name]) for name in _BEFORE if facts.get(name))
+    set_up = [_texts(facts[name]) for name in _BEFORE if facts.get(name)]
+    before = "\n".join([prompted, *set_up])
     checks = list(_read(tests, entry, before))
     if not checks:
         raise ValueError(f"there are no tests in {_shown(tests)}; {_FORMS}")
@@ -152,28 +159,27 @@ def _lines(value: object) -> str:
 
 
 def _called(entry: str, given: object, expected: object) -> Check:
-    """Return the check that a function returns `expected` for the arguments `given`.
+    """Return the check that a function returns `expected` for the arguments `given`. The check has all right results.
 
     Texts are read as LiveCodeBench has them: one JSON value a line for each argument.
     """
     if isinstance(given, str):
         try:
             arguments: list[Any] = [
-                json.loads(line) for line in given.splitlines() if line
+                json.loads(line) for line in given.split("\n") if line.strip()
             ]
         except ValueError:
             arguments = [given]
         if isinstance(expected, str):
             with contextlib.suppress(ValueError):
                 expected = json.loads(expected)
-    elif isinstance(given, list):
-        arguments = given
-        # APPS writes the result as a list of length one
-        if isinstance(expected, list) and len(expected) == 1:
-            expected = expected[0]
     else:
-        arguments = [given]
-    return {"kind": "call", "entry": entry, "given": arguments, "expected": expected}
+        arguments = given if isinstance(given, list) else [given]
+    results = [expected]
+    # APPS writes the result as a list of length one
+    if not isinstance(given, str) and isinstance(expected, list) and len(expected) == 1:
+        results.append(expected[0])
+    return {"kind": "call", "entry": entry, "given": arguments, "expected": results}
 
 
 # ── texts of Python ──────────────────────────────────────────────────────────────────────────────────────────────────
@@ -184,27 +190,26 @@ def _of_text(text: str, entry: str, before: str) -> Iterator[Check]:
     if not text.strip():
         raise ValueError("the text of the tests is empty")
     try:
-        body = [part for part in ast.parse(text).body if not _is_main(part)]
-    except (SyntaxError, ValueError, RecursionError) as error:
+        tree = ast.parse(text)
+    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
         raise ValueError(f"tests are no Python: {error}: {_shown(text)}") from error
+    body = [part for part in tree.body if not _is_main(part)]
+    if len(body) < len(tree.body):
+        text = ast.unparse(ast.Module(body, []))
     _check_imports(body)
     common = {"text": text, "before": before, "entry": entry}
 
-    # Test functions and classes; `if __name__ == "__main__"` does not run, so their own runners do not
+    # Test functions and classes
     functions = list(_test_functions(body))
-    if functions:
+    if functions and any(_asserts(part) for part in body):
         for kind, of, name in functions:
             yield {**common, "kind": kind, "function": name, "of": of}
         return
     # Statements that run and assert
     defined = {
-        part.name
-        for part in body
-        if isinstance(part, ast.FunctionDef) and _asserts(part)
+        part.name for part in body if isinstance(part, _Function) and _asserts(part)
     }
-    running = [
-        part for part in body if not isinstance(part, ast.FunctionDef | ast.ClassDef)
-    ]
+    running = [part for part in body if not isinstance(part, _Function | ast.ClassDef)]
     if any(_asserts(part) or _calls(part, defined) for part in running):
         yield {**common, "kind": "text"}
         return
@@ -219,7 +224,9 @@ def _of_text(text: str, entry: str, before: str) -> Iterator[Check]:
 
 
 def _is_main(part: ast.stmt) -> bool:
-    """Return whether a statement is `if __name__ == "__main__": ...`."""
+    """Return whether a statement is `if __name__ == "__main__": ...`, or calls a runner of tests."""
+    if isinstance(part, ast.Expr) and isinstance(part.value, ast.Call):
+        return ast.unparse(part.value.func) in _RUNNERS
     return isinstance(part, ast.If) and "__name__" in ast.dump(part.test)
 
 
@@ -230,7 +237,7 @@ def _asserts(part: ast.AST) -> bool:
             return True
         if isinstance(node, ast.Call):
             name = getattr(node.func, "attr", getattr(node.func, "id", ""))
-            if _ASSERTS.search(name):
+            if _ASSERTS.match(name):
                 return True
     return False
 
@@ -247,7 +254,7 @@ def _test_functions(body: Sequence[ast.stmt]) -> Iterator[tuple[str, str, str]]:
     Raises ValueError for a test function that needs fixtures.
     """
     for part in body:
-        if isinstance(part, ast.FunctionDef) and part.name.startswith("test"):
+        if isinstance(part, _Function) and part.name.startswith("test"):
             _check_arguments(part, 0)
             yield "function", "", part.name
         if isinstance(part, ast.ClassDef):
@@ -260,14 +267,12 @@ def _test_functions(body: Sequence[ast.stmt]) -> Iterator[tuple[str, str, str]]:
             if kind == "function" and not part.name.startswith("Test"):
                 continue
             for method in part.body:
-                if isinstance(method, ast.FunctionDef) and method.name.startswith(
-                    "test"
-                ):
+                if isinstance(method, _Function) and method.name.startswith("test"):
                     _check_arguments(method, 1)
                     yield kind, part.name, method.name
 
 
-def _check_arguments(function: ast.FunctionDef, own: int) -> None:
+def _check_arguments(function: _Function, own: int) -> None:
     """Raise ValueError if a test function has arguments that no mark gives it.
 
     `own`: number of leading arguments that Python itself gives.

@@ -28,8 +28,8 @@ for part in "rlplace.envs.text.code".split("."):
     sys.modules[name] = types.ModuleType(name)
     sys.modules[name].__path__ = []
 sys.modules[name].__path__.append(sys.argv.pop(1))
-from rlplace.envs.text.code import judge
-judge.main()
+from rlplace.envs.text.code import process
+process.main()
 """
 _HERE = str(Path(__file__).parent)
 _CHUNK = 1 << 16
@@ -136,12 +136,14 @@ def _read(fd: int, timeout_s: float) -> bytes:
     `fd`: file descriptor of the pipe.
     """
     deadline = time.monotonic() + timeout_s
+    # Unlike select, poll takes file descriptors of any number
+    waiting = select.poll()
+    waiting.register(fd, select.POLLIN | select.POLLHUP)
     text = b""
     while len(text) < _LONGEST_REPORT:
-        readable, _, _ = select.select(
-            [fd], [], [], max(0.0, deadline - time.monotonic())
-        )
-        chunk = os.read(fd, _CHUNK) if readable else b""
+        left_s = max(0.0, deadline - time.monotonic())
+        ready = waiting.poll(left_s * 1000)
+        chunk = os.read(fd, _CHUNK) if ready else b""
         if not chunk:
             break
         text += chunk

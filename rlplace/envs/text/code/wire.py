@@ -6,10 +6,12 @@ Imports the standard library only, because both processes run isolated from inst
 from __future__ import annotations
 
 import builtins
+import datetime
 import json
 import socket
 import struct
 import sys
+import threading
 from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Callable
 from decimal import Decimal
@@ -24,7 +26,23 @@ _DEEPEST = 100
 _SMALL = 1 << 53
 _LENGTH = struct.Struct("=I")
 _CHUNK = 1 << 16
-_DICTS = (dict, OrderedDict, defaultdict, Counter)
+# Kind of dict -> its tag; a defaultdict becomes a dict, since its factory cannot be sent
+_DICTS: dict[type, str] = {
+    dict: "dict",
+    defaultdict: "dict",
+    OrderedDict: "OrderedDict",
+    Counter: "Counter",
+}
+_MADE_DICTS: dict[str, type] = {
+    "dict": dict,
+    "OrderedDict": OrderedDict,
+    "Counter": Counter,
+}
+_DATES = (datetime.datetime, datetime.date, datetime.time)
+
+
+# Operations that a stand-in has if the answer's class has them: they make an object an iterator, or give it a length
+OPTIONAL = ("__iter__", "__next__", "__len__")
 
 
 class Broken(BaseException):
@@ -44,15 +62,18 @@ class Line:
         self._end = end
         self._serve = serve
         self.broken = False
+        # Tests may use threads
+        self._lock = threading.RLock()
 
     def ask(self, request: dict[str, Any]) -> dict[str, Any]:
         """Send a request and return the reply. Serve requests of the other end meanwhile. Raises Broken."""
-        self._send({"request": request})
-        while True:
-            message = self._receive()
-            if "reply" in message:
-                return self._fields(message["reply"])
-            self._send({"reply": self._serve(self._fields(message.get("request")))})
+        with self._lock:
+            self._send({"request": request})
+            while True:
+                message = self._receive()
+                if "reply" in message:
+                    return self._fields(message["reply"])
+                self._send({"reply": self._serve(self._fields(message.get("request")))})
 
     def serve_all(self) -> None:
         """Serve requests until the other end closes."""
@@ -138,7 +159,10 @@ def packed(value: Any, other: Callable[[Any], Any], depth: int = 0) -> Any:
     if kind in (list, tuple, set, frozenset):
         return [kind.__name__, [inner(part) for part in value]]
     if kind in _DICTS:
-        return ["dict", [[inner(key), inner(part)] for key, part in value.items()]]
+        return [
+            _DICTS[kind],
+            [[inner(key), inner(part)] for key, part in value.items()],
+        ]
     if kind in (bytes, bytearray):
         return [kind.__name__, value.hex()]
     if kind is complex:
@@ -147,6 +171,10 @@ def packed(value: Any, other: Callable[[Any], Any], depth: int = 0) -> Any:
         return ["range", [inner(value.start), inner(value.stop), inner(value.step)]]
     if kind is deque:
         return ["deque", [inner(part) for part in value]]
+    if kind in _DATES and getattr(value, "tzinfo", None) is None:
+        return [kind.__name__, value.isoformat()]
+    if kind is datetime.timedelta:
+        return ["timedelta", [value.days, value.seconds, value.microseconds]]
     if kind in (Decimal, Fraction):
         return [kind.__name__, str(value)]
     numpy = sys.modules.get("numpy")
@@ -188,8 +216,15 @@ def unpacked(data: Any, other: Callable[[str, Any], Any], depth: int = 0) -> Any
         kinds = (list, tuple, set, frozenset, deque)
         maker: Any = {kind.__name__: kind for kind in kinds}[tag]
         return maker(inner(part) for part in body)
-    if tag == "dict":
-        return {inner(key): inner(part) for key, part in body}
+    if tag in _MADE_DICTS:
+        return _MADE_DICTS[tag]({inner(key): inner(part) for key, part in body})
+    if tag in ("datetime", "date", "time"):
+        made: Any = getattr(datetime, tag)
+        return made.fromisoformat(body)
+    if tag == "timedelta":
+        return datetime.timedelta(*(int(part) for part in body))
+    if tag == "iterator":
+        return iter(inner(body))
     if tag == "bytes":
         return bytes.fromhex(body)
     if tag == "bytearray":

@@ -355,6 +355,165 @@ def test_tests_may_use_objects_of_the_code_as_in_one_process(test: str) -> None:
     assert passed(_CODE, test) == 1
 
 
+_PLUS = "def f(x):\n    return x + 1\n"
+_PARAMETERS = "import pytest\n@pytest.mark.parametrize"
+_ROUNDED = "class P:\n    def __init__(self, x): self.x = x\n"
+# Name -> (right code, its test)
+RIGHT: dict[str, tuple[str, object]] = {
+    "a function called sum": (
+        "def sum(a, b): return a + b",
+        ["assert sum(1, 2) == 3"],
+    ),
+    "a function called delta": (
+        "def delta(a, b): return b - a",
+        ["assert delta(1, 2) == 1"],
+    ),
+    "a check that takes a text": (
+        "def check_palindrome(t): return t == t[::-1]",
+        "assert check_palindrome(str(121))",
+    ),
+    "unittest that runs itself": (
+        _PLUS,
+        "import unittest\nclass T(unittest.TestCase):\n    def test_it(self): self.assertEqual(f(1), 2)\n"
+        "unittest.main()\n",
+    ),
+    "async methods": (
+        "async def f(x): return x + 1",
+        "import unittest\nclass T(unittest.IsolatedAsyncioTestCase):\n    async def test_it(self):\n"
+        "        self.assertEqual(await f(1), 2)\n",
+    ),
+    "parameters by keyword": (
+        _PLUS,
+        f"{_PARAMETERS}(argnames='x', argvalues=[1, 2])\ndef test_it(x): assert f(x) == x + 1\n",
+    ),
+    "pytest.param": (
+        _PLUS,
+        f"{_PARAMETERS}('x, y', [pytest.param(1, 2, id='one')])\ndef test_it(x, y): assert f(x) == y\n",
+    ),
+    "setup_class": (
+        _PLUS,
+        "class TestIt:\n    @classmethod\n    def setup_class(cls): cls.x = 1\n"
+        "    def test_it(self): assert f(self.x) == 2\n",
+    ),
+    "setup_method": (
+        _PLUS,
+        "class TestIt:\n    def setup_method(self, method): self.x = 1\n"
+        "    def test_it(self): assert f(self.x) == 2\n",
+    ),
+    "names that LeetCode imports": (
+        "class Solution:\n    def f(self, x: List[int]) -> Optional[int]: return Counter(x)[1]\n",
+        {"fn_name": "f", "inputs": [[[1, 1, 2]]], "outputs": [2]},
+    ),
+    "a method of LeetCode": (
+        "class Solution:\n    def f(self, x): return x + 1\n",
+        {"fn_name": "Solution().f", "inputs": [[1]], "outputs": [2]},
+    ),
+    "numbers that differ in the last digit": (
+        "def f(x): return 0.1 + x",
+        [{"input": "0.2", "output": "0.3", "testtype": "functional", "fn_name": "f"}],
+    ),
+    "a list as APPS writes it": (
+        "def f(x): return [2]",
+        {"fn_name": "f", "inputs": [[1]], "outputs": [[2]]},
+    ),
+    "a list in a list as APPS writes it": (
+        "def f(x): return [2]",
+        {"fn_name": "f", "inputs": [[1]], "outputs": [[[2]]]},
+    ),
+    "texts with any line end": (
+        "def f(t): return len(t)",
+        [
+            {
+                "input": '"a\u2028b"',
+                "output": "3",
+                "testtype": "functional",
+                "fn_name": "f",
+            }
+        ],
+    ),
+    "a program in a thread": (
+        "import sys, threading\nsys.setrecursionlimit(10**6)\nthreading.stack_size(1 << 27)\n"
+        "def main(): print(int(input()) + 1)\nt = threading.Thread(target=main)\nt.start()\nt.join()\n",
+        {"inputs": ["1"], "outputs": ["2"]},
+    ),
+    "a pool of threads": (
+        "from concurrent.futures import ThreadPoolExecutor\ndef f(x):\n"
+        "    with ThreadPoolExecutor(2) as pool: return list(pool.map(lambda y: y + 1, x))\n",
+        "assert f([1, 2]) == [2, 3]",
+    ),
+    "threads of the tests": (
+        _PLUS,
+        "import threading\nseen = []\nts = [threading.Thread(target=lambda: seen.append(f(1))) for _ in range(4)]\n"
+        "for t in ts: t.start()\nfor t in ts: t.join()\nassert seen == [2] * 4",
+    ),
+    "hashes": (
+        f"{_ROUNDED}    def __eq__(self, o): return self.x == o.x\n    def __hash__(self): return hash(self.x)\n",
+        "assert hash(P(1)) == hash(P(1)) and len({P(1), P(1), P(2)}) == 2",
+    ),
+    "enumerations": (
+        "import enum\nclass C(enum.Enum):\n    RED = 1\n    BLUE = 2\n",
+        "assert C['RED'] is C.RED and C(2) is C.BLUE and len(C) == 2 and [c.value for c in C] == [1, 2]",
+    ),
+    "rounding": (
+        f"{_ROUNDED}    def __round__(self, digits=0): return round(self.x, digits)\n",
+        "assert round(P(1.234), 2) == 1.23",
+    ),
+    "fields of exceptions": (
+        "class E(Exception):\n    def __init__(self, n): self.n = n\n    def __str__(self): return f'no {self.n}'\n"
+        "def f(): raise E(3)\n",
+        "import pytest\nwith pytest.raises(E, match='no 3') as seen:\n    f()\nassert seen.value.n == 3",
+    ),
+    "dates": (
+        "import datetime\ndef f(d): return d + datetime.timedelta(days=1)",
+        "import datetime\nassert f(datetime.date(2024, 2, 28)) == datetime.date(2024, 2, 29)",
+    ),
+    "iterators as arguments": (
+        "def f(x): return list(x)",
+        "assert f(iter([1, 2])) == [1, 2] and f(n for n in [3]) == [3] and f({4: 5}.items()) == [(4, 5)]",
+    ),
+    "changes beside a result": (
+        "def f(x):\n    x.sort()\n    return len(x)\n",
+        "a = [2, 1]\nassert f(a) == 2\nassert a == [1, 2]",
+    ),
+    "a result that is compared with its argument": (
+        "def f(x):\n    x.reverse()\n    return x\n",
+        "a = [1, 2]\nassert f(a) == a[::-1]",
+    ),
+    "nodes of the tests": (
+        "def f(n):\n    if n: n.left, n.right = f(n.right), f(n.left)\n    return n\n",
+        "class T:\n    def __init__(self, v, l=None, r=None): self.v, self.left, self.right = v, l, r\n"
+        "root = T(1, T(2))\nassert f(root) is root and root.left is None and root.right.v == 2",
+    ),
+    "a module that nobody knows": (
+        _PLUS,
+        "from your_code import f\ndef test_it(): assert f(1) == 2\n",
+    ),
+    "more files than one poll takes": (
+        _PLUS,
+        "import os\nfds = [os.dup(0) for _ in range(1100)]\nassert f(1) == 2",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", RIGHT)
+def test_right_code_passes(case: str) -> None:
+    code, tests = RIGHT[case]
+    checks = read(tests)
+    assert run_checks(code, checks, timeout_s=_LONG_S) == len(checks)
+
+
+def test_functions_that_the_prompt_gives_are_those_of_the_prompt() -> None:
+    prompt = (
+        "import math\n\ndef poly(xs, x):\n    return sum(c * math.pow(x, i) for i, c in enumerate(xs))\n\n"
+        'def find_zero(xs):\n    """Return a zero of the polynomial."""\n'
+    )
+    tests = "def check(candidate):\n    assert abs(poly([1, 2], candidate([1, 2]))) < 1e-4\n"
+    right = "from __future__ import annotations\ndef find_zero(xs):\n    assert poly([1], 0) == 1\n    return -0.5\n"
+    wrong = "def poly(xs, x): return 0\ndef find_zero(xs): return 7\n"
+    assert unit_tests(told(right, prompt, tests=tests, entry_point="find_zero")) == 1.0
+    assert unit_tests(told(wrong, prompt, tests=tests, entry_point="find_zero")) == 0.0
+
+
 # ── tricks ───────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 _EVIL = """
@@ -511,6 +670,137 @@ def test_code_that_does_not_come_back_passes_nothing(code: str, test: str) -> No
     assert run_checks(code, read(["assert 1 == 1", test]), timeout_s=1.5) == 1
 
 
+# Replaces names of Python in what the answer process tells of its names
+_TELLS_BUILTINS = """
+import sys
+Answer = sys.modules['rlplace.envs.text.code.answer'].Answer
+class Any:
+    def __getattr__(self, name): return Any()
+    def __call__(self, *a, **k): return Any()
+old = Answer._known
+def known(self):
+    zero = lambda *a, **k: 0
+    names = dict(abs=zero, sorted=zero, round=zero, all=lambda *a: True, isinstance=lambda *a: True)
+    names['__build_class__'] = names['__import__'] = lambda *a, **k: Any()
+    told = [[name, self._data(value)] for name, value in names.items()]
+    return {**old(self), '__builtins__': ['dict', told]}
+Answer._known = known
+def f(x): return 0
+"""
+_EVERYTHING = "class E:\n    def __eq__(self, o): return True\n"
+# Name -> (wrong code, its test)
+FORGED: dict[str, tuple[str, str]] = {
+    "builtins": (_TELLS_BUILTINS, "assert abs(f(1) - 2) < 1e-6"),
+    "sorted of builtins": (_TELLS_BUILTINS, "assert sorted([f(1)]) == sorted([3, 4])"),
+    "imports of builtins": (
+        _TELLS_BUILTINS,
+        "import math\nassert math.isclose(f(1), 2)",
+    ),
+    "classes of builtins": (
+        _TELLS_BUILTINS,
+        "class TestF:\n    def test_f(self):\n        assert f(1) == 2\n",
+    ),
+    "unittest of builtins": (
+        _TELLS_BUILTINS,
+        "import unittest\nclass T(unittest.TestCase):\n    def test_f(self):\n        self.assertEqual(f(1), 2)\n",
+    ),
+    "an async test that does not run": (
+        "def f(x): return 0",
+        "import pytest\n@pytest.mark.asyncio\nasync def test_f():\n    assert f(1) == 2\n",
+    ),
+    "an async method that does not run": (
+        "def f(x): return 0",
+        "import unittest\nclass T(unittest.TestCase):\n    async def test_f(self):\n        assert f(1) == 2\n",
+    ),
+    "a generator that does not run": (
+        "def f(x): return 0",
+        "def test_f():\n    yield\n    assert f(1) == 2\n",
+    ),
+    "StopIteration in all": (
+        "def f(x): raise StopIteration",
+        "assert all(map(lambda p: f(p[0]) == p[1], [(1, 2)]))",
+    ),
+    "StopIteration in zip": (
+        "def f(x): raise StopIteration",
+        "for got, want in zip(map(f, [1, 2]), [2, 3]):\n    assert got == want",
+    ),
+    "a class with the name of the function, in": (
+        "class E:\n    def __contains__(self, o): return True\nE.__name__ = 'f'\ndef f(x): return E()\n",
+        "assert 'two' in f(1)",
+    ),
+    "a class with the name of the function, /": (
+        "class E:\n    def __truediv__(self, o): return 1.0\nE.__name__ = 'f'\ndef f(x): return E()\n",
+        "assert abs(f(1) / 2.5 - 1) < 1e-6",
+    ),
+    "a class with the name of the function, -": (
+        "class E:\n    def __sub__(self, o): return set()\n    __rsub__ = __sub__\nE.__name__ = 'f'\n"
+        "def f(x): return E()\n",
+        "assert f(1) - {1} == set() and {1} - f(1) == set()",
+    ),
+    "no numbers are close to all": (
+        "def f(x): return []",
+        "import numpy as np\nassert np.allclose(f(1), 2.5)",
+    ),
+    "no numbers are equal to all": (
+        "def f(x): return []",
+        "import numpy as np\nnp.testing.assert_allclose(f(1), [2.5])",
+    ),
+    "no numbers are about all": (
+        "import numpy as np\ndef f(x): return np.array([])",
+        "import pytest\nassert f(1) == pytest.approx(2)",
+    ),
+    "the order of a dict": (
+        "from collections import OrderedDict\ndef f(x): return OrderedDict([(2, 1), (1, 1)])",
+        "from collections import OrderedDict\nassert f(1) == OrderedDict([(1, 1), (2, 1)])",
+    ),
+    "a change of the argument": (
+        "def f(x):\n    x.sort()\n    return x[:]\n",
+        "a = [3, 1]\nassert f(a) == [1, 3]\nassert a == [3, 1]",
+    ),
+    "its own Counter": (
+        "def Counter(x): return 0\ndef f(x): return 7",
+        "assert Counter(f('aab')) == Counter({'a': 2, 'b': 1})",
+    ),
+    "its own sqrt": (
+        "def sqrt(x): return 0\ndef f(x): return 7",
+        "assert f(sqrt(4)) == sqrt(16)",
+    ),
+    "its own pytest behind a star": (
+        f"{_EVERYTHING}class pytest:\n    approx = staticmethod(lambda x: E())\ndef f(x): return E()\n",
+        "import pytest\nfrom solution import *\ndef test_f(): assert f(1) == pytest.approx(2)\n",
+    ),
+    "its own same behind a star": (
+        "def same(a, b): return True\ndef f(x): return 0\n",
+        "from solution import *\ndef same(a, b): assert a == b\nsame(f(1), 2)",
+    ),
+    "modules that only the answer imports": (
+        "import this, antigravity\ndef f(x): return 0",
+        "import sys\nassert 'this' in sys.modules",
+    ),
+    "any object is an iterator": (
+        f"{_EVERYTHING}def f(x): return E()",
+        "from collections.abc import Iterator\nassert isinstance(f(1), Iterator)",
+    ),
+    "fields of the tests' objects": (
+        "def f(n): return n.__init__.__globals__['right']",
+        "class N:\n    def __init__(self): pass\nright = 7\nassert f(N()) == 7",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", FORGED)
+def test_no_answer_passes_by_what_the_tests_trust(case: str) -> None:
+    code, test = FORGED[case]
+    assert passed(code, test) == 0
+
+
+def test_no_process_is_left_of_a_judge() -> None:
+    passed("def f(x): return x", "assert f(1) == 1")
+    assert run_checks("while True: pass", read("assert f(1) == 1"), timeout_s=1) == 0
+    children = Path("/proc/self/task") / str(os.getpid()) / "children"
+    assert children.read_text().split() == []
+
+
 # ── confinement ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
@@ -520,7 +810,7 @@ def test_code_that_does_not_come_back_passes_nothing(code: str, test: str) -> No
     [
         ("__import__('os').fork()", "BlockingIOError"),
         ("__import__('subprocess').run(['true'])", "BlockingIOError"),
-        ("__import__('threading').Thread(target=print).start()", "RuntimeError"),
+        ("__import__('_thread').start_new_thread(print, ())", "RuntimeError"),
         ("__import__('socket').socket()", "PermissionError"),
         ("open('/etc/passwd').read()", "PermissionError"),
         ("open('/tmp/rlplace-written', 'w')", "PermissionError"),

@@ -16,24 +16,27 @@ _KEYS = {
     "cluster.num_nodes": "nnodes n_nodes node_num",
     "runner.total_iterations": "total_training_steps num_iterations num_rollout iterations max_iterations num_updates",
     "runner.output_dir": "default_local_dir save_path log_dir",
+    "cluster.component_placement": "placements gpu_placement resource_placement",
     "checkpoint.every": "save_freq save_every save_interval save_steps checkpoint_every checkpoint_freq",
     "checkpoint.keep_last": "keep keep_checkpoints save_total_limit max_ckpt_to_keep max_ckpt_num",
     "runner.eval_every": "test_freq eval_interval val_check_interval",
     "algorithm.name": "adv_estimator advantage_estimator adv_type algo",
     "algorithm.prompts": "rollout_batch_size num_prompts",
     "algorithm.samples_per_prompt": "n n_samples_per_prompt group_size num_return_sequences_in_group num_generations",
-    "algorithm.max_new_tokens": "max_response_length response_length generate_max_len rollout_max_response_len",
+    "algorithm.max_new_tokens": "max_response_length response_length generate_max_len "
+    "rollout_max_response_len max_tokens max_completion_length",
     "algorithm.max_prompt_length": "prompt_max_len prompt_length rollout_max_prompt_len max_prompt_len",
-    "algorithm.kl_coef": "init_kl_coef kl_beta",
+    "algorithm.kl_coef": "init_kl_coef kl_beta beta",
     "algorithm.entropy_coef": "entropy_coeff entropy_bonus ent_coef entropy_loss_coef",
     "algorithm.gae_lambda": "lam lambda lambd",
     "algorithm.rollout_steps": "n_steps num_steps rollout_length horizon",
     "algorithm.num_minibatches": "n_minibatches num_mini_batches",
-    "algorithm.epochs": "ppo_epochs update_epoch n_epochs",
+    "algorithm.epochs": "ppo_epochs update_epoch update_epochs n_epochs num_epochs",
     "algorithm.clip_ratio_low": "eps_clip cliprange clip_range clip_eps eps_clip_low",
     "algorithm.clip_ratio_high": "eps_clip_high clip_eps_high",
     "algorithm.value_clip": "cliprange_value value_clip_eps clip_range_vf",
     "algorithm.value_coef": "vf_coef value_loss_coef",
+    "algorithm.normalize_advantages": "norm_adv adv_norm normalize_adv",
     "env.total_num_envs": "num_envs n_envs",
     "env.id": "env_id env_name environment",
     ".optimizer": "optim",
@@ -41,6 +44,10 @@ _KEYS = {
     ".optimizer.on_host": "adam_offload",
     ".optimizer.max_grad_norm": "grad_clip clip_grad max_norm",
     ".optimizer.warmup_steps": "lr_warmup_steps",
+    ".optimizer.schedule": "lr_scheduler_type lr_scheduler lr_schedule lr_decay_style",
+    ".model.hidden": "net_arch hidden_sizes hidden_dims hidden_layers",
+    ".lora_rank": "lora_r",
+    ".lora_targets": "target_modules lora_target_modules",
     ".checkpointing": "gradient_checkpointing enable_gradient_checkpointing",
     ".activation_offload": "enable_activation_offload enable_activation_offloading activation_offloading",
     ".micro_batch": "micro_batch_size micro_train_batch_size ppo_micro_batch_size_per_gpu per_device_train_batch_size",
@@ -58,8 +65,19 @@ KEYS: Mapping[str, str] = {
 # Names that have this meaning in one block only.
 BELOW: Mapping[str, Mapping[str, str]] = {
     "rollout": {"name": "rollout.engine"},
-    "env": {"name": "env.id"},
+    "env": {"name": "env.id", "task": "env.id"},
+    "cluster": {"placement": "cluster.component_placement"},
+    "checkpoint": {
+        "interval": "checkpoint.every",
+        "frequency": "checkpoint.every",
+        "freq": "checkpoint.every",
+    },
 }
+# Names of sinks that are keys of their own in other libraries: `wandb: true`.
+_SWITCHED_SINKS = ("wandb", "tensorboard", "mlflow", "swanlab")
+_USUAL_SINKS = ("console", "jsonl", "tensorboard")
+_LISTS_OF_SINKS = ("logger", "loggers", "report_to", "log_with", "trackers", "logging")
+_POLICIES = {"MlpPolicy": "mlp", "CnnPolicy": "cnn"}
 _TENSOR = (
     "tensor_parallel_size",
     "tensor_model_parallel_size",
@@ -98,7 +116,18 @@ _WORDS = {
     "bf16": "bfloat16 torch.bfloat16",
     "fp16": "float16 half torch.float16",
     "fp32": "float32 float torch.float32",
-    "cuda": "gpu nvidia",
+    "cuda": "gpu nvidia cuda:0",
+    "emulated": "cpu",
+    "token": "token-mean token_mean",
+    "sequence": "seq-mean-token-mean seq_mean_token_mean",
+    "constant": "seq-mean-token-sum-norm",
+    "k1": "kl",
+    "k2": "mse",
+    "k3": "low_var_kl",
+    "adamw": "adamw_torch adamw_torch_fused",
+    "adamw_8bit": "adamw_bnb_8bit adam_8bit adamw8bit paged_adamw_8bit",
+    "rloo": "rloo_baseline",
+    "dr_grpo": "drgrpo dr.grpo dr-grpo",
     "transformers": "hf huggingface",
     "gymnasium": "gym",
     "grpo": "group_norm",
@@ -115,6 +144,10 @@ _A2C = {
     "rollout_steps": 5,
     "gae_lambda": 1.0,
     "normalize_advantages": False,
+}
+_OF_TEXT: Mapping[str, Mapping[str, object]] = {
+    "gspo": {"name": "grpo", "ratio": "sequence", "loss": "sequence"},
+    "cispo": {"name": "grpo", "surrogate": "cispo"},
 }
 _OFF_POLICY = (
     "sac",
@@ -147,22 +180,51 @@ NO_SUCH = (
 SPLITS = ("pipeline", "expert", "context", "sequence", "pp", "ep", "cp", "sp")
 
 
+def in_our_words(name: str, value: object) -> tuple[str, object] | None:
+    """Return (key, value) of rlplace for a key that other libraries write with values of another form; else None.
+
+    `name`: last part of the key, such as `report_to`. `value`: its value, such as `wandb`.
+    """
+    if name in _SWITCHED_SINKS and value is True:
+        return "runner.sinks", [*_USUAL_SINKS, name]
+    if name in _LISTS_OF_SINKS:
+        named = [value] if isinstance(value, str) else value
+        if isinstance(named, list):
+            sinks = [*dict.fromkeys([*_USUAL_SINKS, *named])]
+            if named and all(
+                sink in (*_USUAL_SINKS, *_SWITCHED_SINKS) for sink in named
+            ):
+                return "runner.sinks", sinks
+    if name == "device" and isinstance(value, str):
+        kind = meant_word(value, ("auto", "cuda", "emulated"))
+        return ("cluster.accelerator.kind", kind) if kind else None
+    if name == "policy" and value in _POLICIES:
+        return "actor.model.kind", _POLICIES[str(value)]
+    if name in ("anneal_lr", "lr_anneal") and value is True:
+        return "actor.optimizer.schedule", "linear"
+    return None
+
+
 def off_policy(name: object) -> bool:
     """Return whether `name` is the name of a known off-policy algorithm, such as SAC."""
     return str(name).lower() in _OFF_POLICY
 
 
-def as_ppo(name: object, *, typed: bool) -> str | None:
-    """Return settings of ppo that give the algorithm `name`, such as a2c; None if ppo cannot be set up to equal it.
+def as_settings(name: object, *, typed: bool, text: bool) -> str | None:
+    """Return settings that give an algorithm which is one of ours with other settings, such as a2c; None for others.
 
-    `typed`: form of the result. True: overrides for a command line. False: lines of a config file.
+    `typed`: form of the result. True: overrides for a command line. False: lines of a config file. `text`: whether a
+    language model is trained.
     """
-    if str(name).lower() != "a2c":
+    settings = (_OF_TEXT if text else {"a2c": _A2C}).get(str(name).lower())
+    if settings is None:
         return None
-    lines = [
-        f"algorithm.{key}={show(value)}" if typed else f"{key}: {show(value)}"
-        for key, value in _A2C.items()
-    ]
+    sign = "=" if typed else ": "
+    lines = [f"algorithm.{key}{sign}{show(value)}" for key, value in settings.items()]
+    if not typed:
+        # The name is replaced where it stands; the others may stand anywhere
+        lines[0] = lines[0].removeprefix("algorithm.")
+        lines[-1] += "        (lines that begin with algorithm. without indent)"
     return " ".join(lines) if typed else "\n".join(lines)
 
 

@@ -16,11 +16,12 @@ class OwnName(str):
 def block_of_name(block: type, value: object) -> str:
     """Return config text for a block with its first key set to `value`, such as `{name: "package.module:Name"}`.
 
-    If the key is not `name`, or `value` cannot be the name of a custom class or function, the text is `{<key>: ...}`.
-    `block`: dataclass of the block.
+    If the key is not `name`, or `value` is no name, the text is `{<key>: ...}`. `block`: dataclass of the block.
     """
     first = dataclasses.fields(block)[0].name
-    named = first == "name" and isinstance(value, str) and re.fullmatch(OWN_NAME, value)
-    if named:
-        return f'{{{first}: "{value}"}}'
+    if first == "name" and isinstance(value, str):
+        if re.fullmatch(OWN_NAME, value):
+            return f'{{name: "{value}"}}'
+        if re.fullmatch(r"[A-Za-z_]\w*", value):
+            return f"{{name: {value}}}"
     return f"{{{first}: ...}}"

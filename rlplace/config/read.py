@@ -44,7 +44,8 @@ from rlplace.config.other_names import (
     NO_SUCH,
     PARALLEL,
     SPLITS,
-    as_ppo,
+    as_settings,
+    in_our_words,
     off_policy,
 )
 from rlplace.config.own import block_of_name
@@ -71,6 +72,7 @@ MOST_WHOLE = (1 << 63) - 1  # upper bound of whole numbers without another bound
 # Removed key -> the name of its error.
 _GONE = {
     "cluster.nodes.host": "host-of-nodes",
+    "actor.model.path": "policy-file",
 }
 # Keys for partial training; a simulator policy is always trained as a whole.
 _CHANGES_TRAINING = (
@@ -92,6 +94,15 @@ def moved() -> Mapping[str, tuple[str, str]]:
         Path(__file__).with_name("moved.toml").read_text(encoding="utf-8")
     )
     return {old: (new, why) for old, (new, why) in rows.items()}
+
+
+@functools.cache
+def another_measure() -> Mapping[str, tuple[str, str]]:
+    """Return name -> (key, difference), for each key of other libraries whose values mean something else here."""
+    rows = tomllib.loads(
+        Path(__file__).with_name("another_measure.toml").read_text(encoding="utf-8")
+    )
+    return {theirs: (ours, why) for theirs, (ours, why) in rows.items()}
 
 
 def read_config(
@@ -243,7 +254,7 @@ def _of_job(
             and isinstance(value, Mapping)
         ):
             value = _of_alternative(options, value, job, key, found)
-        if name in here or name not in there:
+        if name in here or name not in there or _is_another_name(key, value, job):
             inside = [
                 block_in(fields[name][1]) if name in fields else None
                 for fields in (here, there)
@@ -264,6 +275,16 @@ def _of_job(
                 path=key,
             )
     return kept
+
+
+def _is_another_name(key: str, value: object, job: JobName) -> bool:
+    """Return whether a key of the other kind of job is another library's name of a key here: `env.task` of `env.id`.
+
+    The value decides: the id of an environment ends with its version.
+    """
+    above, _, name = key.rpartition(".")
+    ours = BELOW.get(above, {}).get(name)
+    return ours in all_places(job) and bool(re.search(r"-v[0-9]+$", str(value)))
 
 
 def _of_alternative(
@@ -337,14 +358,13 @@ def _report(
         "extra_forbidden",
         "invalid_key",
     ):  # invalid: a number, or a word that YAML reads as one
+        place = _place_of(key, fields_of(above, job), job)
+        got = f"{leaf}: {show(value)}"
+        ours = in_our_words(leaf, value)
+        if ours is not None and ours[0] in all_places(job):
+            place, value = ours
         _unknown(
-            leaf,
-            value,
-            key,
-            fields_of(above, job),
-            _place_of(key, fields_of(above, job), job),
-            written,
-            found,
+            leaf, value, got, key, fields_of(above, job), place, written, found, job
         )
     elif wrong["type"] == "model_type":
         below = block_below(above, job, path[-1]) if path else above
@@ -366,6 +386,14 @@ def _report(
             if path and isinstance(path[-1], int):
                 line = _whole_list(path, block_of_name(below, value), written)
             found.reject("wrong-type", key, value, error="block-by-name", line=line)
+    elif key == "cluster.nodes" and type(value) is int:
+        found.reject(
+            "wrong-type",
+            key,
+            value,
+            error="list-of-nodes",
+            number=value,
+        )
     else:
         context = wrong["ctx"]
         # The fix shows the whole list.
@@ -444,23 +472,40 @@ def _whole_list(path: Sequence[int | str], text: str, written: Any) -> str:
 def _unknown(
     name: str,
     value: object,
+    got: str,
     key: str,
     fields: Mapping[str, Field],
     place: str | None,
     written: Any,
     found: Found,
+    job: JobName,
 ) -> None:
     """Report an unknown config key to `found`.
 
-    `name`: last part of the key. `value`: its value. `key`: path of the key. `fields`: the known fields of its block.
+    `name`: last part of the key. `value`: its value, in the form of rlplace if another library has another one. `got`:
+    the key and the value as they are written. `key`: path of the key. `fields`: the known fields of its block.
     `place`: path of the known key that is probably meant; None if this is not clear. `written`: the whole config.
+    `job`: the kind of job.
     """
     above = key.rpartition(".")[0]
     meant = None
     which = "unknown"
     facts: dict[str, object] = {"known": ", ".join(fields)}
+    typed = str(found.sources.get(key, "")).startswith(COMMAND_LINE)
     if (gone := _GONE.get(re.sub(r"\[\d+\]", "", key))) is not None:
         which = gone
+    elif lines := _lines_of_block(
+        name, value, key, fields, None if typed else place, written, job
+    ):
+        which = "of-many"
+        facts["line"] = "\n".join(lines)
+        if typed:
+            which = "meant"
+            facts["line"] = " ".join(
+                shlex.quote(_override(line, above)) for line in lines
+            )
+        elif all(line.partition(":")[0] not in fields for line in lines):
+            which = "meant-elsewhere"
     elif place is not None:
         block, _, near = place.rpartition(".")
         meant = place.removeprefix(f"{above}.")
@@ -475,10 +520,13 @@ def _unknown(
         elif block != above or _stands(written, place):
             which = "meant-elsewhere"
             line = f"{place}: {show(value)}"
-        if str(found.sources.get(key, "")).startswith(COMMAND_LINE):
+        if typed:
             which = "meant"
             line = shlex.quote(f"{place}={show(value)}")
         facts["line"] = line
+    elif name in another_measure() and another_measure()[name][0] in all_places(job):
+        which = "another-measure"
+        facts["place"], facts["reason"] = another_measure()[name]
     elif (size := PARALLEL.get(name)) is not None and (
         placed := _placed_with(above, size, value, written)
     ) is not None:
@@ -505,12 +553,56 @@ def _unknown(
         "unknown-key",
         key,
         error=which,
-        got=f"{name}: {show(value)}",
+        got=got,
         span=(0, len(name)),
         hint=suggestion(meant),
         name=name,
         **facts,
     )
+
+
+def _override(line: str, above: str) -> str:
+    """Return the override `key=value` of a config line `key: value`. `above`: path of the line's block."""
+    target, _, value = line.partition(": ")
+    if "." not in target:
+        target = f"{above}.{target}".removeprefix(".")
+    return f"{target}={value}"
+
+
+def _lines_of_block(
+    name: str,
+    value: object,
+    key: str,
+    fields: Mapping[str, Field],
+    place: str | None,
+    written: Any,
+    job: JobName,
+) -> list[str]:
+    """Return config lines for the keys of an unknown block, such as `lora_rank: 16` for `lora: {rank: 16}`.
+
+    Return no line if one of the keys has no known place. The arguments are those of `_unknown`.
+    """
+    if not isinstance(value, Mapping) or not value:
+        return []
+    above = key.rpartition(".")[0]
+    lines = []
+    for inner, below in value.items():
+        at = f"{above}.{inner}".removeprefix(".")
+        if place is not None and _stands(written, place):
+            # A second block with a misspelt name
+            target: str | None = f"{place}.{inner}"
+        elif f"{name}_{inner}" in fields:
+            target = f"{above}.{name}_{inner}".removeprefix(".")
+        elif place is None and inner in KEYS:
+            target = _place_of(at, fields, job)
+        else:
+            target = None
+        if target not in all_places(job):
+            return []
+        if target.rpartition(".")[0] == above:
+            target = target.rpartition(".")[2]
+        lines.append(f"{target}: {show(below)}")
+    return lines
 
 
 def _place_of(key: str, fields: Mapping[str, Field], job: JobName) -> str | None:
@@ -725,20 +817,21 @@ def _replace_renamed(new: dict[str, Any], found: Found) -> None:
         found.reject("renamed-key", "algorithm.name", "rlhf", error="algorithm-rlhf")
         algorithm["name"] = "ppo"
         _put(new, "actor.model", {"kind": "causal_lm"})
-    elif isinstance(algorithm, dict) and not has_marked_keys(new):
+    elif isinstance(algorithm, dict):
+        text = has_marked_keys(new)
         source = source_of("algorithm.name", found.sources)
         typed = source is not None and source.file.startswith(COMMAND_LINE)
         chosen = algorithm.get("name")
-        settings = as_ppo(chosen, typed=typed)
-        if settings is not None or off_policy(chosen):
+        settings = as_settings(chosen, typed=typed, text=text)
+        if settings is not None or (off_policy(chosen) and not text):
             found.reject(
                 "unknown-choice",
                 "algorithm.name",
                 chosen,
-                error="off-policy" if settings is None else "settings-of-ppo",
+                error="off-policy" if settings is None else "settings-of-another",
                 settings=settings,
             )
-            algorithm["name"] = "ppo"
+            algorithm["name"] = "grpo" if text else "ppo"
 
 
 def _switched(old: str, fix: str | None) -> str:

@@ -26,6 +26,7 @@ from rlplace.config.own import OWN, OWN_NAME, OwnName, block_of_name
 from rlplace.config.read import MOST_WHOLE
 from rlplace.config.which_job import MARKED, MODEL_KEYS, USUAL, marks
 from rlplace.config.yaml_text import show
+from rlplace.errors import did_you_mean
 
 DRAFT = "https://json-schema.org/draft/2020-12/schema"
 # Values such as ${algorithm.gamma}, which Hydra replaces while composing; a schema cannot check them.
@@ -445,7 +446,8 @@ def _explained(
     if typing.get_origin(of) is Mapping:
         if rules["name"] == "component_placement":
             return _no_placement(value)
-        if rules["name"] == "model" and isinstance(value, str) and os.path.isdir(value):
+        named = isinstance(value, str) and (os.path.isdir(value) or "/" in value)
+        if rules["name"] == "model" and named:
             return _error("wrong-type", "model", f"{{path: {value}}}")
         return _error("wrong-type", "block", about=about)
     if of is str and rules["name"] == "resume" and value is True:
@@ -456,7 +458,9 @@ def _explained(
             fits = f'"{show(value)}"'
         return _error("wrong-type", "text", fits)
     if of is bool:
-        fits = SWITCHES.get(written.lower())
+        fits = SWITCHES.get(written.lower()) or did_you_mean(
+            written.lower(), ("true", "false")
+        )
         error = "switch"
         if fits is not None:
             error = "meant-switch"
@@ -472,6 +476,11 @@ def _not_a_word(
     `number`: int or float if the key also takes numbers of this type; None if it takes words only.
     """
     near = meant_word(value, [str(word) for word in words])
+    digits = re.findall(r"[0-9]+", str(value))
+    named = isinstance(value, str) and re.search("[A-Za-z]", value)
+    if near is None and named and len(digits) == 1 and int(digits[0]) in words:
+        # Such as zero3 for 3
+        near = digits[0]
     if near is None and number is not None and isinstance(value, str):
         near = _as_number(value, number)
     error = "choice"
@@ -560,7 +569,7 @@ def _no_number(
     if (
         rules.get("unit") == "share"
         and isinstance(value, int | float)
-        and 1 < value <= 100
+        and 2 <= value <= 100
     ):
         share = show(value / 100)
         return _error("out-of-bounds", "bounds", share, rule=rule, about=about)
@@ -601,6 +610,11 @@ def _as_number(text: str, of: object) -> str | None:
     """
     if re.fullmatch(r"\s*[-+]?[0-9]+\s*", text):
         return str(int(text))
+    # Commas between thousands, or in place of the decimal point
+    if re.fullmatch(r"\s*[1-9][0-9]{0,2}(,[0-9]{3})+\s*", text):
+        return text.replace(",", "").strip()
+    if of is float and re.fullmatch(r"\s*0,[0-9]+\s*", text):
+        return text.replace(",", ".").strip()
     if of is float and (percent := re.fullmatch(r"\s*([0-9]{1,2})\s*%\s*", text)):
         return show(int(percent[1]) / 100)
     try:

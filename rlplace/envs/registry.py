@@ -33,6 +33,8 @@ ADAPTERS: Mapping[str, str] = {
     "gymnasium": "rlplace.envs.gymnasium_adapter:GymnasiumAdapter",
     "envpool": "rlplace.envs.envpool_adapter:EnvPoolAdapter",
 }
+# Ends of names of files that the task `prompts` reads
+_DATA = (".jsonl", ".json", ".parquet", ".csv")
 TASKS: Mapping[str, str] = {
     "arithmetic": "rlplace.envs.text.tasks:Arithmetic",
     "prompts": "rlplace.envs.text.tasks:PromptSet",
@@ -71,16 +73,19 @@ def named(
     module_name, colon, attribute = shipped.get(name, name).partition(":")
     if not colon:
         near = did_you_mean(name, shipped)
+        error = "unknown-name"
+        if near is None and shipped:
+            error = "no-such-name"
         raise config_error(
             code,
             key,
             name,
-            error="unknown-name",
+            error=error,
             noun=noun,
             hint=suggestion(near),
             shipped=", ".join(shipped) or "none",
             leaf=key.rpartition(".")[2],
-            near=near or next(iter(shipped), "package.module:Name"),
+            near=near or "package.module:Name",
         )
     # Import the module; a failure is told by what is missing
     missing: str | None = None
@@ -513,6 +518,10 @@ def seed_global_numbers(seed: int, rank: int, iteration: int | None = None) -> N
 
 def find_task(name: str) -> Callable[..., TextTask]:
     """Return the class of a text task. `name`: a shipped name, or `package.module:Class`. Raises ConfigError."""
+    if name not in TASKS and Path(name).suffix in _DATA:
+        raise config_error(
+            "unknown-task", "env.task", name, error="data-of-prompts", path=name
+        )
     found = named(name, TASKS, key="env.task", code="unknown-task", noun="text task")
     return cast("Callable[..., TextTask]", found)
 

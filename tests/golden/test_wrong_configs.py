@@ -220,7 +220,11 @@ class Text:
             self.replace(problem.key, entries)
         elif entries:
             self.insert(block, entries)
-        elif top and self.entry(problem.key) is not None:
+        elif (
+            top
+            and "in place of" in (problem.fix or "")
+            and self.entry(problem.key) is not None
+        ):
             self.replace(problem.key, ())
         self.lines += top
         return bool(lines)

@@ -95,6 +95,18 @@ def _clipped_twice(config: LanguageModelJobConfig) -> Iterator[Found]:
         )
 
 
+def _ratio_for_distance(config: LanguageModelJobConfig) -> Iterator[Found]:
+    """Yield a finding if the upper clip is probably the ratio itself, such as 1.28, instead of its distance from 1."""
+    high = config.algorithm.clip_ratio_high
+    if config.algorithm.surrogate == "clip" and high is not None and 1 < high < 2:
+        yield Found(
+            key="algorithm.clip_ratio_high",
+            got=f"clip_ratio_high: {high:g}",
+            error="ratio-for-distance",
+            facts={"distance": round(high - 1, 6)},
+        )
+
+
 def _shortest_above_longest(config: LanguageModelJobConfig) -> Iterator[Found]:
     """Yield findings about a minimum length of answers above their maximum length."""
     least = config.rollout.min_tokens
@@ -151,6 +163,7 @@ RULES: tuple[Rule[LanguageModelJobConfig], ...] = (
     Rule(code="roles-contradict", applies=_does_not_correct, facts=_corrects_nothing),
     Rule(code="roles-contradict", applies=_corrects, facts=_floor_above_cap),
     Rule(code="roles-contradict", facts=_clipped_twice),
+    Rule(code="out-of-bounds", facts=_ratio_for_distance),
     Rule(code="context-too-short", facts=_shortest_above_longest),
     Rule(code="stop-text", facts=_empty_stop),
     Rule(code="context-too-short", facts=_short_sequence),

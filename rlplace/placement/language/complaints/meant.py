@@ -58,6 +58,13 @@ def meant_numbers(piece: str) -> str | None:
         if share == 1:
             return "all"
         return None
+    # A count, such as `8 GPUs` or `first 4`
+    counted = re.fullmatch(
+        r"(?:the )?first ([1-9][0-9]{0,6})(?: gpus?)?|([1-9][0-9]{0,6}) ?(?:gpus|npus|cards)",
+        guess,
+    )
+    if counted is not None:
+        return show_range(range(int(counted[1] or counted[2])))
     if SEGMENTS.fullmatch(guess):
         return guess
     return None

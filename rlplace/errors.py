@@ -148,6 +148,10 @@ def _as_word(key: str, line: str) -> str:
     return f"{lead}{word}{remark}"
 
 
+# Digits that look like letters
+_LETTERS = str.maketrans("01", "ol")
+
+
 def did_you_mean(word: str, known: Iterable[str]) -> str | None:
     """Return the word in `known` that `word` probably misspells; None if `word` does not resemble any of them.
 
@@ -166,6 +170,8 @@ def _misspells(word: str, name: str) -> bool:
 
     The parts between separators are compared one by one. So `pipeline_size` is not a misspelling of `data_size`.
     """
+    if word.translate(_LETTERS) == name.translate(_LETTERS):
+        return True
     same_numbers = re.findall("[0-9]+", word) == re.findall("[0-9]+", name)
     has_letters = re.search("[a-z]", name) is not None
     if not same_numbers or not has_letters:

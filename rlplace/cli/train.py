@@ -176,6 +176,9 @@ def _job(
     lacking = check_run(job)
     if wrong := refused_dry(lacking) if job.config.dry_run else lacking:
         raise ConfigError(wrong)
+    if job.config.resume not in (None, AUTO):
+        # A path without a checkpoint is told alone, not below a plan
+        find(job.config.resume, Path(job.config.runner.output_dir) / job.view.name)
     if job.config.dry_run or job.refused:
         _show(render_text(job.view) + _seconds(job))
     else:

@@ -245,10 +245,13 @@ def with_hydra(argv: Sequence[str]) -> list[Composed]:
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         file = Path(mark.name) if mark else line.file
+        text = file.read_text(encoding="utf-8", errors="replace")
         twice = None
         if "duplicate" in str(error):
-            twice = repeated_key(file.read_text(encoding="utf-8"), _short(file))
-        raise (twice or not_yaml(error, _short(file), "bad-yaml", "config")) from error
+            twice = repeated_key(text, _short(file))
+        raise (
+            twice or not_yaml(error, _short(file), "bad-yaml", "config", text)
+        ) from error
 
 
 def _composed_jobs(
@@ -305,11 +308,18 @@ def _unknown_config(line: CommandLine) -> ConfigError:
     instead = near or fallback
     if line.flags.config_name is not None:
         instead = f"--config-name {instead}"
+    error = "no-file"
+    if near is not None:
+        # The names alone: a table of all configs would hide the one that is meant
+        error = "misspelt"
+        shown = ", ".join(names)
+    elif not names:
+        error = "empty-folder"
     return config_error(
         "unknown-config",
         "--config-name",
         line.name,
-        error="no-file",
+        error=error,
         hint=suggestion(near),
         folder=folder,
         names=shown,
@@ -628,7 +638,7 @@ def _of_another_choice(files: Sequence[Path], overrides: Sequence[str]) -> set[s
 def config_names(directory: Path = CONFIG_DIR) -> dict[str, str]:
     """Return name -> description, for each config file in a folder. The description is the comment in line 1."""
     names: dict[str, str] = {}
-    for file in sorted(directory.glob("*.yaml")):
+    for file in sorted(directory.glob("[!.]*.yaml")):
         text = file.read_text(encoding="utf-8", errors="replace")
         names[file.stem] = text.partition("\n")[0].removeprefix("#").strip()
     return names

@@ -381,6 +381,20 @@ def _report(
                 leaf=leaf,
                 shown=show(value),
             )
+        elif (
+            isinstance(value, str)
+            and (torn := re.fullmatch(r"(\w+):([^\s:].*)", value))
+            and torn[1] in fields_of(below, job)
+        ):
+            # YAML reads `prompts:256` as a text
+            found.reject(
+                "wrong-type",
+                key,
+                value,
+                error="no-blank",
+                name=torn[1],
+                written=torn[2],
+            )
         else:
             line = f"{leaf}: {block_of_name(below, value)}"
             if path and isinstance(path[-1], int):
@@ -660,6 +674,10 @@ def word_meant(name: str, value: str) -> str | None:
     `name`: name of the option: path of a config key, last part of it, or a name of the key in a different library.
     `value`: value of the option; "" without a value.
     """
+    if name in _ENV_STEPS:
+        # How many iterations that is depends on the config
+        steps = value or "steps"
+        return f"runner.total_iterations=<{steps} / (total_num_envs x rollout_steps)>"
     for job in jobs():
         places = all_places(job)
         found = (

@@ -227,10 +227,12 @@ def not_yaml(
     file: str,
     code: str,
     key: str,
+    text: str = "",
 ) -> ConfigError:
     """Return a ConfigError for an error of the YAML library.
 
-    `file`: name of the file with the error. `code`: code of the problem. `key`: key of the problem.
+    `file`: name of the file with the error. `code`: code of the problem. `key`: key of the problem. `text`: text of the
+    file; "" if it is not at hand.
     """
     # What the library says
     mark = getattr(error, "problem_mark", None)
@@ -240,10 +242,17 @@ def not_yaml(
         got = mark.get_snippet().strip().splitlines()[0]
     # Clearer words for frequent mistakes
     which = "not-yaml"
+    fix = None
     if "found character '\\t'" in str(error):
         which = "tab"
     elif "mapping values are not allowed" in message:
         which = "indent"
+        lines = text.splitlines()
+        written = lines[mark.line].strip() if mark and mark.line < len(lines) else ""
+        two = re.fullmatch(r"([\w@/.-]+): ([\w@/., -]+): ([^{}:]+)", written)
+        if two is not None:
+            which = "two-keys"
+            fix = f"{two[1]}: {{{two[2]}: {two[3].strip()}}}"
     elif "could not find expected ':'" in message:
         which = "no-colon"
     elif "expected ',' or" in message:
@@ -257,6 +266,7 @@ def not_yaml(
         source=Source(file=file, line=line),
         message=message,
         context=getattr(error, "context", None),
+        line=fix,
         bracket=message.partition(" or ")[2].partition(",")[0],
     )
 

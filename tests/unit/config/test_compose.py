@@ -226,10 +226,63 @@ def test_a_file_of_the_current_folder_goes_before_other_folders(
     assert job.mapping["algorithm"]["gamma"] == 0.7
 
 
+def test_the_nearest_config_stands_before_a_short_list_of_names() -> None:
+    with pytest.raises(ConfigError) as caught:
+        with_hydra(["hybrid_pp0"])
+    (problem,) = caught.value.problems
+    assert problem.fix == "hybrid_ppo"
+    assert problem.why is not None
+    assert "cartpole, cartpole_memory" in problem.why
+    assert "\n" not in problem.why
+
+
+def test_a_folder_without_configs_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / ".hidden.yaml").write_text("a: 1\n", encoding="utf-8")
+    with pytest.raises(ConfigError) as caught:
+        with_hydra(["./nope.yaml"])
+    (problem,) = caught.value.problems
+    assert problem.why == "there is no .yaml file in the folder ."
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "key", "fix"),
+    [
+        (
+            "runner:\n  total_iterations",
+            "runner:\n  eval_every:5\nx:\n  total_iterations",
+            "runner",
+            "eval_every: 5",
+        ),
+        (
+            "cluster:\n",
+            "reference: model: tiny\ncluster:\n",
+            "config",
+            "reference: {model: tiny}",
+        ),
+    ],
+)
+def test_missing_blanks_and_braces_are_written(
+    tmp_path: Path, old: str, new: str, key: str, fix: str
+) -> None:
+    with pytest.raises(ConfigError) as caught:
+        prepare_composed(composed(tmp_path, old, new))
+    problem = next(p for p in caught.value.problems if p.key == key)
+    assert problem.fix == fix
+
+
 @pytest.mark.parametrize(
     ("words", "what", "fix"),
     [
         (["hybrid_pppo"], "no such config, did you mean 'hybrid_ppo'?", "hybrid_ppo"),
+        (["hybrid_pp0"], "no such config, did you mean 'hybrid_ppo'?", "hybrid_ppo"),
+        (
+            ["hybrid_ppo", "--total-timesteps", "8192"],
+            "no such option; it is a key",
+            "runner.total_iterations=<8192 / (total_num_envs x rollout_steps)>",
+        ),
         (
             ["--config-name=hybrid_pppo"],
             "no such config, did you mean 'hybrid_ppo'?",

@@ -157,7 +157,7 @@ def test_the_number_of_nodes_is_said_once_or_rightly() -> None:
         declare_topology(nodes, num_nodes=18)
     assert (caught.value.codes, caught.value.problems[0].fix) == (
         ("node-count",),
-        "num_nodes: 3        (for 18: cluster.nodes.0.count=18 instead)",
+        "one of\nnum_nodes: 3\ncount: 18        (in the entry of nodes)",
     )
     with pytest.raises(PlacementError):
         declared_topology(cluster({"accelerators": 1}, num_nodes=2))

@@ -98,6 +98,20 @@ def _whole_line(fault: Fault) -> Facts:
     return {"got": f"{fault.text.leaf}: {fault.text.text}"}
 
 
+def _placed_twice(fault: Fault) -> Facts:
+    """Return name -> value for the error message about a component with two lines.
+
+    `got`: the line. `fix`: for a line with several names, a line for this component alone, which replaces a line of
+    another config file, too; else, words that say what to do.
+    """
+    name = fault.facts["name"]
+    fix = f"name {name} in one line only"
+    if fault.text.leaf.count(",") and fault.text.leaf.count(name) == 1:
+        line = f"{name}: {quote(fault.text.value)}"
+        fix = f"{line}        (one line for each name, in place of this one and the other)"
+    return _whole_line(fault) | {"fix": fix}
+
+
 def _no_name(fault: Fault) -> Facts:
     """Return name -> value for the error message about an empty name in a key, such as `actor,,env`.
 
@@ -348,7 +362,7 @@ WRITERS: Mapping[tuple[str, str], Writer] = {
     ("comma-in-braces", "in_key"): _cut_key,
     ("comma-in-braces", "in_value"): _cut_value,
     ("comma-in-braces", "in_lines"): _cut_lines,
-    ("component-placed-twice", ""): _whole_line,
+    ("component-placed-twice", ""): _placed_twice,
     ("unknown-component", "no_name"): _no_name,
     ("unknown-component", "in_key"): _unknown_name,
     ("unknown-key", "in_placement"): _unknown_key,

@@ -22,6 +22,8 @@ from rlplace.checkpoints.checkpoint import (
 from rlplace.errors import ConfigError, Problem
 
 AUTO = "auto"
+# What other libraries call the newest checkpoint
+_NEWEST = ("latest", "last", "newest", "true", "True")
 ANEW = "start anew: resume=null"
 FOLDER = "checkpoints"  # of a run
 PART = ".part"  # behind the name of a checkpoint that is being written or removed
@@ -272,7 +274,9 @@ def _missing(path: Path, runs: Path, key: str) -> ConfigError:
             places.append(Path("runs") / path.name)  # by the name of a config
         offered = _offered(places)
     fix = _without(key)
-    if offered is not None:
+    if key == "resume" and path.name in _NEWEST:
+        fix = f"resume={AUTO}"
+    elif offered is not None:
         fix = _taking(offered, key)
 
     return codes.config_error(

@@ -19,21 +19,23 @@ _KEYS = {
     "cluster.component_placement": "placements gpu_placement resource_placement",
     "checkpoint.every": "save_freq save_every save_interval save_steps checkpoint_every checkpoint_freq",
     "checkpoint.keep_last": "keep keep_checkpoints save_total_limit max_ckpt_to_keep max_ckpt_num",
-    "runner.eval_every": "test_freq eval_interval val_check_interval",
+    "runner.eval_every": "test_freq eval_freq eval_interval val_check_interval",
+    "runner.eval_episodes": "n_eval_episodes num_eval_episodes",
+    "runner.stop_at_return": "target_reward reward_threshold target_return",
     "algorithm.name": "adv_estimator advantage_estimator adv_type algo",
     "algorithm.prompts": "rollout_batch_size num_prompts",
     "algorithm.samples_per_prompt": "n n_samples_per_prompt group_size num_return_sequences_in_group num_generations",
     "algorithm.max_new_tokens": "max_response_length response_length generate_max_len "
     "rollout_max_response_len max_tokens max_completion_length",
     "algorithm.max_prompt_length": "prompt_max_len prompt_length rollout_max_prompt_len max_prompt_len",
-    "algorithm.kl_coef": "init_kl_coef kl_beta beta",
+    "algorithm.kl_coef": "init_kl_coef kl_beta beta kl_loss_coef",
     "algorithm.entropy_coef": "entropy_coeff entropy_bonus ent_coef entropy_loss_coef",
     "algorithm.gae_lambda": "lam lambda lambd",
     "algorithm.rollout_steps": "n_steps num_steps rollout_length horizon",
     "algorithm.num_minibatches": "n_minibatches num_mini_batches",
     "algorithm.epochs": "ppo_epochs update_epoch update_epochs n_epochs num_epochs",
-    "algorithm.clip_ratio_low": "eps_clip cliprange clip_range clip_eps eps_clip_low",
-    "algorithm.clip_ratio_high": "eps_clip_high clip_eps_high",
+    "algorithm.clip_ratio_low": "eps_clip cliprange clip_range clip_eps eps_clip_low epsilon",
+    "algorithm.clip_ratio_high": "eps_clip_high clip_eps_high epsilon_high",
     "algorithm.value_clip": "cliprange_value value_clip_eps clip_range_vf",
     "algorithm.value_coef": "vf_coef value_loss_coef",
     "algorithm.normalize_advantages": "norm_adv adv_norm normalize_adv",
@@ -48,9 +50,11 @@ _KEYS = {
     ".model.hidden": "net_arch hidden_sizes hidden_dims hidden_layers",
     ".lora_rank": "lora_r",
     ".lora_targets": "target_modules lora_target_modules",
+    ".model.initial_log_std": "log_std_init",
     ".checkpointing": "gradient_checkpointing enable_gradient_checkpointing",
     ".activation_offload": "enable_activation_offload enable_activation_offloading activation_offloading",
-    ".micro_batch": "micro_batch_size micro_train_batch_size ppo_micro_batch_size_per_gpu per_device_train_batch_size",
+    ".micro_batch": "micro_batch_size micro_batch_size_per_gpu micro_train_batch_size "
+    "ppo_micro_batch_size_per_gpu per_device_train_batch_size",
     ".token_budget": "max_tokens_per_gpu ppo_max_token_len_per_gpu",
     ".weights": "model_dtype",
     "rollout.engine": "backend rollout_backend",
@@ -66,6 +70,7 @@ KEYS: Mapping[str, str] = {
 BELOW: Mapping[str, Mapping[str, str]] = {
     "rollout": {"name": "rollout.engine"},
     "env": {"name": "env.id", "task": "env.id"},
+    "algorithm": {"num_iterations": "algorithm.epochs", "mu": "algorithm.epochs"},
     "cluster": {"placement": "cluster.component_placement"},
     "checkpoint": {
         "interval": "checkpoint.every",
@@ -77,7 +82,39 @@ BELOW: Mapping[str, Mapping[str, str]] = {
 _SWITCHED_SINKS = ("wandb", "tensorboard", "mlflow", "swanlab")
 _USUAL_SINKS = ("console", "jsonl", "tensorboard")
 _LISTS_OF_SINKS = ("logger", "loggers", "report_to", "log_with", "trackers", "logging")
+# Algorithms that rlplace does not have, with names close to some that it has
+_ABSENT = ("dpo", "kto", "orpo", "ipo", "sft", "gppo", "ppg")
 _POLICIES = {"MlpPolicy": "mlp", "CnnPolicy": "cnn"}
+# Keys of a language model's config.json that give its sizes, and the folder of the model.
+MODEL_SIZES = (
+    "path",
+    "model_type",
+    "num_hidden_layers",
+    "hidden_size",
+    "intermediate_size",
+    "num_attention_heads",
+    "num_key_value_heads",
+    "head_dim",
+    "vocab_size",
+    "max_position_embeddings",
+    "tie_word_embeddings",
+    "num_experts",
+    "num_local_experts",
+    "num_experts_per_tok",
+    "moe_intermediate_size",
+)
+_MODEL_NAMES = {
+    "path": "name model_name model_name_or_path name_or_path model_path pretrain hf_checkpoint",
+    "num_hidden_layers": "num_layers n_layers layers",
+    "num_attention_heads": "num_heads n_heads heads",
+    "num_key_value_heads": "n_kv_heads",
+    "hidden_size": "dim d_model hidden_dim",
+    "intermediate_size": "ffn_dim",
+    "vocab_size": "vocabulary_size vocabulary",
+}
+MODEL_KEYS: Mapping[str, str] = {
+    theirs: ours for ours, names in _MODEL_NAMES.items() for theirs in names.split()
+}
 _TENSOR = (
     "tensor_parallel_size",
     "tensor_model_parallel_size",
@@ -95,7 +132,10 @@ _CONTEXT = (
 PARALLEL = dict.fromkeys(_TENSOR, _TENSOR[0]) | dict.fromkeys(_CONTEXT, _CONTEXT[0])
 # Other names of keys in a line of component_placement.
 PLACEMENT_KEYS = {
-    **dict.fromkeys((*_TENSOR[1:], "num_gpus_per_engine"), _TENSOR[0]),
+    **dict.fromkeys(
+        (*_TENSOR[1:], "num_gpus_per_engine", "tensor_parallel"), _TENSOR[0]
+    ),
+    "same": "same_as",
     **dict.fromkeys((*_CONTEXT[1:], "cp_size", "sp_size"), _CONTEXT[0]),
     **dict.fromkeys(("dp", "dp_size"), "data_parallel_size"),
     **dict.fromkeys(
@@ -120,7 +160,8 @@ _WORDS = {
     "emulated": "cpu",
     "token": "token-mean token_mean",
     "sequence": "seq-mean-token-mean seq_mean_token_mean",
-    "constant": "seq-mean-token-sum-norm",
+    "constant": "seq-mean-token-sum-norm constant_with_warmup",
+    "inline": "local",
     "k1": "kl",
     "k2": "mse",
     "k3": "low_var_kl",
@@ -202,6 +243,8 @@ def in_our_words(name: str, value: object) -> tuple[str, object] | None:
         return "actor.model.kind", _POLICIES[str(value)]
     if name in ("anneal_lr", "lr_anneal") and value is True:
         return "actor.optimizer.schedule", "linear"
+    if name in ("overlong_filtering", "mask_truncated_completions") and value is True:
+        return "algorithm.truncated", "mask"
     return None
 
 
@@ -239,4 +282,6 @@ def meant_word(value: object, words: Iterable[str]) -> str | None:
     ours = _OURS.get(str(value).lower())
     if ours in known:
         return ours
+    if str(value).lower() in _ABSENT:
+        return None
     return did_you_mean(str(value), known)

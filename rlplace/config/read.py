@@ -41,6 +41,8 @@ from rlplace.config.other_names import (
     BELOW,
     KEYS,
     LIBRARIES,
+    MODEL_KEYS,
+    MODEL_SIZES,
     NO_SUCH,
     PARALLEL,
     SPLITS,
@@ -51,7 +53,7 @@ from rlplace.config.other_names import (
 from rlplace.config.own import block_of_name
 from rlplace.config.paths import with_homes
 from rlplace.config.schema import Config
-from rlplace.config.which_job import USUAL, find_job, has_marked_keys
+from rlplace.config.which_job import MARKED, USUAL, find_job, has_marked_keys
 from rlplace.config.yaml_text import quote, show, torn_number
 from rlplace.errors import (
     COMMAND_LINE,
@@ -137,6 +139,8 @@ def try_config(
     _replace_renamed(written, found)
     job = find_job(written, found)
     config, problems = read_block(config_of(job), written, job, places)
+    if job == MARKED:
+        _check_model_keys(written, found)
     if config is not None and config.runs:
         for key, (reason, line) in config.missing.items():
             # Problems of the cluster block are reported by the plan, with all others of that block.
@@ -164,6 +168,41 @@ def try_config(
             )
             problems.remove(refused)
     return config, [*found.problems, *problems]
+
+
+def _check_model_keys(written: Mapping[str, Any], found: Found) -> None:
+    """Report keys of language models to `found` that are misspelt, or that belong to the component's block.
+
+    A model's block takes any key of a config.json, so a misspelt one would count for nothing. `written`: the config.
+    """
+    for role, block in written.items():
+        model = block.get("model") if isinstance(block, Mapping) else None
+        if not isinstance(model, Mapping):
+            continue
+        for name, value in model.items():
+            key = f"{role}.model.{name}"
+            meant = MODEL_KEYS.get(name)
+            if meant is None and name not in MODEL_SIZES:
+                meant = did_you_mean(str(name), MODEL_SIZES)
+            if str(name).startswith("lora_"):
+                meant = f"{role}.{name}"
+            if meant is None:
+                continue
+            if meant in model:
+                # One of the two counts for nothing
+                meant = f"{role}.model.{meant}"
+            line = f"{meant}: {show(value)}"
+            found.reject(
+                "unknown-key",
+                key,
+                error="meant-elsewhere" if "." in meant else "meant",
+                got=f"{name}: {show(value)}",
+                span=(0, len(str(name))),
+                hint=suggestion(meant),
+                known=f"{', '.join(MODEL_SIZES)}, and the rest of a config.json",
+                name=name,
+                line=line,
+            )
 
 
 def read_cluster(cluster: ClusterConfig | Mapping[str, object]) -> ClusterConfig:

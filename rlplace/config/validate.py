@@ -500,7 +500,7 @@ def _no_placement(value: object) -> PydanticCustomError:
     If the meaning is clear (the text `all`, or a list of blocks), the error proposes a valid block.
     """
     fits = None
-    if value == "all":
+    if value in ("all", "colocated", "collocated", "colocate", "colocate_all"):
         fits = "{preset: colocate_all}"
     elif isinstance(value, list) and value:
         blocks = [item for item in value if isinstance(item, dict)]

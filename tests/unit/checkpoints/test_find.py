@@ -346,6 +346,13 @@ def test_a_path_that_does_not_exist_is_answered_with_what_is_there(
         assert newest(runs, offered(str(error.value))).run == last
 
 
+def test_a_word_for_the_newest_is_answered_with_auto(runs: Path) -> None:
+    for word in ("latest", "last", "true"):
+        with pytest.raises(ConfigError) as error:
+            find(word, runs)
+        assert "fix: resume=auto" in str(error.value)
+
+
 def test_a_folder_that_is_no_checkpoint(runs: Path, tmp_path: Path) -> None:
     model, run = tmp_path / "model", runs / "2026-11-22_10-00-00"
     model.mkdir()

@@ -6,7 +6,7 @@ import re
 from collections.abc import Collection
 from fractions import Fraction
 
-from rlplace.config.other_names import COMPONENTS
+from rlplace.config.other_names import COMPONENTS, PARALLEL
 from rlplace.errors import did_you_mean
 from rlplace.placement.language.complaints.paste import LONGEST, line_of, open_line
 from rlplace.placement.language.grammar import DASHES, SEGMENTS
@@ -67,6 +67,22 @@ def meant_numbers(piece: str) -> str | None:
         return show_range(range(int(counted[1] or counted[2])))
     if SEGMENTS.fullmatch(guess):
         return guess
+    return None
+
+
+def other_place(text: Text) -> str | None:
+    """Return a corrected line for a value in words, such as `CPU`, `same as actor` or `all tp=2`; None for others."""
+    words = text.text.strip().lower()
+    if words in ("cpu", "cpus", "none", "host", "no gpu"):
+        return line_of(text, "cpu")
+    same = re.fullmatch(r"(?:same(?:_as| as|:)? ?|with |like )?([a-z_]+)", words)
+    if same is not None and same[1] in {*COMPONENTS.values(), "env"} - {"", text.leaf}:
+        return line_of(text, {"same_as": same[1]})
+    split = re.fullmatch(r"(.+?)[ ,;]+(\w+) ?[=:] ?([0-9]+)", words)
+    if split is not None and split[2] in PARALLEL:
+        numbers = meant_numbers(split[1]) or split[1]
+        sized = {"accelerators": numbers, PARALLEL[split[2]]: int(split[3])}
+        return line_of(text, sized)
     return None
 
 

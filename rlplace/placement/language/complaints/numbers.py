@@ -10,6 +10,7 @@ from rlplace.errors import one_of
 from rlplace.placement.language.complaints.meant import (
     meant_line,
     meant_numbers,
+    other_place,
     without_gaps,
 )
 from rlplace.placement.language.complaints.paste import line_of, open_line, with_part
@@ -168,7 +169,7 @@ def _unreadable(fault: Fault) -> Facts:
     meant = meant_numbers(piece)
     if meant:
         line = with_part(fault.text, span, meant)
-    return {"piece": what, "line": line}
+    return {"piece": what, "line": other_place(fault.text) or line}
 
 
 def _without_ranks(fault: Fault) -> Facts:

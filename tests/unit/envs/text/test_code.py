@@ -795,10 +795,11 @@ def test_no_answer_passes_by_what_the_tests_trust(case: str) -> None:
 
 
 def test_no_process_is_left_of_a_judge() -> None:
+    children = Path("/proc/self/task") / str(os.getpid()) / "children"
+    before = set(children.read_text().split())
     passed("def f(x): return x", "assert f(1) == 1")
     assert run_checks("while True: pass", read("assert f(1) == 1"), timeout_s=1) == 0
-    children = Path("/proc/self/task") / str(os.getpid()) / "children"
-    assert children.read_text().split() == []
+    assert set(children.read_text().split()) <= before
 
 
 # ── confinement ──────────────────────────────────────────────────────────────────────────────────────────────────────

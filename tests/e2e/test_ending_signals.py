@@ -197,7 +197,7 @@ def read_terminal(terminal: int, until: bytes) -> None:
     [
         # The signal ends a run of threads as it ends the driver of one on Ray.
         pytest.param(INLINE_JOB, id="inline", marks=pytest.mark.slow),
-        pytest.param(RAY_JOB, id="ray", marks=pytest.mark.ray),
+        pytest.param(RAY_JOB, id="ray", marks=[pytest.mark.ray, pytest.mark.slow]),
     ],
 )
 @pytest.mark.parametrize(

@@ -180,6 +180,7 @@ def test_others_leave_the_accelerator_on_which_a_rank_is_set_up_again(
     }
 
 
+@pytest.mark.slow
 def test_a_process_killed_while_its_env_rank_decides_loses_no_sample(
     tmp_path: Path,
 ) -> None:

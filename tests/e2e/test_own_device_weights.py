@@ -26,6 +26,7 @@ sampler: {{enable_offload: true, folder: {folder}}}
 
 
 @pytest.mark.ray
+@pytest.mark.slow
 def test_a_run_goes_on_after_a_rank_that_takes_weights_is_lost(tmp_path: Path) -> None:
     text = YAML.format(folder=tmp_path, iterations=ITERATIONS)
     (tmp_path / "on_devices.yaml").write_text(text)

@@ -45,7 +45,11 @@ def ended_by_the_death_of(name: str, output: Path) -> Finished:
     [
         ("gcs_server", "cluster.ray: the GCS of the Ray that this run has started"),
         ("raylet", "cluster.ray: the raylet of the Ray that this run has started"),
-        ("ray::DashboardAgent", "as it does when one of its agents has died"),
+        pytest.param(
+            "ray::DashboardAgent",
+            "as it does when one of its agents has died",
+            marks=pytest.mark.slow,
+        ),
     ],
 )
 def test_the_death_of_a_process_of_ray_is_named(
@@ -73,6 +77,7 @@ def test_the_death_of_a_process_of_ray_is_named(
         assert checkpoint.iteration >= summary["iterations"] - 2
 
 
+@pytest.mark.slow
 def test_ctrl_c_ends_a_recovery_that_waits(tmp_path: Path) -> None:
     """The raylet stands still, so the rank of env that is started again does not come up; the actor is whole."""
     process = start("hybrid_ppo", tmp_path, *JOB, "checkpoint.grace_s=6")

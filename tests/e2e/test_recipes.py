@@ -82,8 +82,9 @@ def test_the_page_lists_all_recipes() -> None:
         assert f"`recipes/{recipe}.py`" in page
 
 
-# Plans of all recipes, and the runs of two of them, are among the tests that are not slow.
+# Plans of all recipes, and the run of one of them, are among the tests that are not slow.
 @pytest.mark.ray
+@pytest.mark.slow
 def test_the_pipeline_fits_what_it_sees(tmp_path: Path) -> None:
     errors = _learned("pipeline", "env/error", tmp_path, 5)
     assert errors[-1] < 0.5 * errors[0]

@@ -119,6 +119,7 @@ def test_the_written_config_has_the_plan_and_the_comments(
     assert "the config's own plan is as good" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_micro_batches_and_staleness_vary_where_that_is_asked_for(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -271,7 +271,7 @@ def values(
 @pytest.mark.parametrize(
     ("seed", "tries"),
     [
-        (40, 40),
+        pytest.param(40, 40, marks=pytest.mark.slow),
         *(pytest.param(seed, SLICE, marks=pytest.mark.slow) for seed in range(SLICES)),
     ],
 )

@@ -18,14 +18,14 @@ import pytest
 from rlplace.comm.channel import ChannelSpec
 from rlplace.config.blocks.engine import FaultsConfig
 from rlplace.config.blocks.machines import AcceleratorConfig, RayConfig
-from rlplace.errors import ClusterError, WorkerError
+from rlplace.errors import ClusterError, RayDied, WorkerError
 from rlplace.execution.faults import Fault, History, Recovery
 from rlplace.placement.language.slots import FlexiblePlacementStrategy
 from rlplace.placement.machines.topology import Topology
 from rlplace.placement.schedule import Residency
 from rlplace.workers.launch.cluster import Cluster
 from rlplace.workers.launch.group import wait_all
-from rlplace.workers.ray_launch import session
+from rlplace.workers.ray_launch import servers, session
 from tests.contract.launch_workers import Probe, Settling
 
 pytestmark = pytest.mark.ray
@@ -98,6 +98,36 @@ def test_a_killed_worker_frees_what_waits_for_it_and_leaves_nothing() -> None:
         )
         children += psutil.Process().children(recursive=True)
     assert alive(list(set(children) - before)) == []
+
+
+def wait_for_a_lost_node(cluster: Cluster) -> None:
+    while cluster.lost_nodes() == {}:
+        time.sleep(0.5)
+
+
+@pytest.mark.slow
+def test_a_raylet_that_ray_counts_as_lost_is_named(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The raylet does not answer Ray's GCS. That it is stopped by a signal is not seen here: it may wait for a disk."""
+    for name, value in (("period_ms", 500), ("timeout_ms", 500)):
+        monkeypatch.setenv(f"RAY_health_check_{name}", str(value))
+    monkeypatch.setattr(servers, "_STOPPED", ())
+    with Cluster(1, 1, accelerator=EMULATED, workers=[Probe]) as cluster:
+        cluster.reserve()
+        assert probes(cluster, 0).rank().wait() == [0]
+        (raylet,) = (
+            each
+            for each in psutil.Process().children(recursive=True)
+            if each.name() == "raylet"
+        )
+        assert cluster.lost_nodes() == {}
+        raylet.suspend()
+        try:
+            with pytest.raises(RayDied, match="has not answered Ray's GCS"):
+                wait_for_a_lost_node(cluster)
+        finally:
+            raylet.resume()
 
 
 DRIVER = """

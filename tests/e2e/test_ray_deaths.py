@@ -30,6 +30,16 @@ def of_ray(process: subprocess.Popen[str], name: str) -> psutil.Process:
     return found[0]
 
 
+def named(name: str, process: subprocess.Popen[str]) -> psutil.Process:
+    """Return the worker process `name`, such as "env rank 0"."""
+    (found,) = (
+        each
+        for each in psutil.Process(process.pid).children(recursive=True)
+        if name in " ".join(each.cmdline())
+    )
+    return found
+
+
 def ended_by_the_death_of(name: str, output: Path) -> Finished:
     process = start("hybrid_ppo", output, *JOB)
     seen = read_until(process, "    3 ")
@@ -77,19 +87,90 @@ def test_the_death_of_a_process_of_ray_is_named(
         assert checkpoint.iteration >= summary["iterations"] - 2
 
 
+def ended_by_the_stop_of(name: str, output: Path, killed: str = "") -> Finished:
+    """Stop a process of Ray for good, and then kill the worker `killed`, if it is named."""
+    process = start("hybrid_ppo", output, *JOB)
+    seen = read_until(process, "    3 ")
+    stopped = of_ray(process, name)
+    worker = named(killed, process) if killed else None
+    stopped.suspend()
+    began = time.monotonic()
+    try:
+        if worker is not None:
+            worker.kill()
+        seen += read_until(process, "cluster.ray: ")
+        print(f"named {time.monotonic() - began:.1f} s after the stop of {name}")
+    finally:
+        # The run has let it go on, or has ended it.
+        run = finish(process, output, seen)
+    assert not stopped.is_running()
+    return run
+
+
+@pytest.mark.parametrize(
+    ("name", "killed", "cause"),
+    [
+        ("raylet", "", "the raylet of the Ray that this run has started stands still"),
+        *(
+            pytest.param(name, "env rank 0", cause, marks=pytest.mark.slow)
+            for name, cause in (
+                ("raylet", "the raylet of the Ray that this run has started stands"),
+                ("gcs_server", "the GCS of the Ray that this run has started stands"),
+                ("ray::RuntimeEnvAgent", "the agent for environments of the Ray"),
+            )
+        ),
+    ],
+)
+def test_a_process_of_ray_that_stands_still_is_named(
+    name: str, killed: str, cause: str, tmp_path: Path
+) -> None:
+    run = ended_by_the_stop_of(name, tmp_path, killed)
+    assert run.code == 1, run.out + run.err
+    assert cause in run.err, run.err
+    assert "[ray-died]" in run.err
+    # Its evidence, and no other cause
+    assert "state T for 8 s" in run.err
+    assert "start_timeout_s" not in run.err
+    assert "has died" not in run.err
+    assert "fault in" not in run.out
+    summary = run.summary()
+    assert summary["state"] == "failed"
+    # The workers live on, so that the last iteration is saved.
+    assert run.folder is not None
+    checkpoint = find(str(run.folder), Path())
+    assert checkpoint is not None
+    verify(checkpoint)
+    assert checkpoint.iteration == summary["iterations"]
+
+
+def test_a_raylet_that_stands_still_for_some_seconds_ends_no_run(
+    tmp_path: Path,
+) -> None:
+    process = start("hybrid_ppo", tmp_path, *JOB)
+    seen = read_until(process, "    3 ")
+    raylet = of_ray(process, "raylet")
+    raylet.suspend()
+    time.sleep(3.0)
+    raylet.resume()
+    # A worker can be started again.
+    named("env rank 0", process).kill()
+    seen += read_until(process, "fault in")
+    process.send_signal(signal.SIGINT)
+    run = finish(process, tmp_path, seen)
+    assert run.code == 130, run.out + run.err
+    assert "restarted env rank 0" in run.out
+    assert "ray-died" not in run.err
+
+
 @pytest.mark.slow
 def test_ctrl_c_ends_a_recovery_that_waits(tmp_path: Path) -> None:
     """The raylet stands still, so the rank of env that is started again does not come up; the actor is whole."""
     process = start("hybrid_ppo", tmp_path, *JOB, "checkpoint.grace_s=6")
     seen = read_until(process, "    3 ")
     raylet = of_ray(process, "raylet")
-    env = [
-        each
-        for each in psutil.Process(process.pid).children(recursive=True)
-        if "env rank 0" in " ".join(each.cmdline())
-    ]
+    env = named("env rank 0", process)
     raylet.suspend()
-    env[0].kill()
+    env.kill()
     time.sleep(3.0)
     process.send_signal(signal.SIGINT)
     run = finish(process, tmp_path, seen)

@@ -64,6 +64,7 @@ from rlplace.workers.ray_launch.channels import JobChannels
 from rlplace.workers.ray_launch.code_folder import code_folder
 from rlplace.workers.ray_launch.connections import Connections
 from rlplace.workers.ray_launch.modules import let_modules_travel
+from rlplace.workers.ray_launch.servers import Servers
 from rlplace.workers.ray_launch.session import RaySession
 from rlplace.workers.ray_launch.template import Template, modules_of
 from rlplace.workers.ray_launch.templates import Templates, late_of, wait_ready
@@ -165,7 +166,7 @@ class RayLauncher:
         )
         self._reserved = needed
         waited_s = self._config.reserve_timeout_s
-        if not wait_ready(self._bundles.wait, waited_s, self.check):
+        if not wait_ready(self._bundles.wait, waited_s, self._check_start):
             raise reservation.not_free(
                 needed, self._machines, self._session.free(), waited_s
             )
@@ -175,7 +176,7 @@ class RayLauncher:
             if use.kind == "cuda" and use.accelerators
         }
         limit_s = self._config.start_timeout_s
-        if late_of(list(asked.values()), limit_s, self.check):
+        if late_of(list(asked.values()), limit_s, self._check_start):
             raise _late(
                 [f"one that lists the GPUs of node {node}" for node in asked], limit_s
             )
@@ -200,10 +201,10 @@ class RayLauncher:
             )
             try:
                 given = None
-                if wait_ready(more.wait, _FREE_S, self.check):
+                if wait_ready(more.wait, _FREE_S, self._check_start):
                     asked = _ask(_given_ids, more, 0, len(accelerators))
                     limit_s = self._config.start_timeout_s
-                    if not late_of([asked], limit_s, self.check):
+                    if not late_of([asked], limit_s, self._check_start):
                         given = ray.get(asked)
             except RayError:  # its node is gone
                 given = None
@@ -247,7 +248,7 @@ class RayLauncher:
                 nodes,
                 modules_of(workers),
                 self._config.start_timeout_s / 3,
-                self.check,
+                self._check_start,
             )
         return self._launch(specs, slots, self._tell)
 
@@ -259,6 +260,7 @@ class RayLauncher:
         `specs`: specs of the groups of these workers. No other worker may live in the processes of these workers. Raise
         the errors of `launch`.
         """
+        self._await_ray()
         # These workers may have been in other slots before.
         owners = {slot.owner for slot in slots}
         for worker in [
@@ -284,8 +286,12 @@ class RayLauncher:
     def lost_nodes(self) -> dict[int, str]:
         """Return the nodes of the job that are lost: node number -> address.
 
-        If a node does not answer, wait until Ray has decided whether it is lost, at most `_DECIDED_S` seconds.
+        If a node does not answer, wait until Ray has decided whether it is lost, at most `_DECIDED_S` seconds. Raise
+        RayDied if Ray was started here, and has decided that this machine is lost.
         """
+        watch = self._session.watch
+        if self._session.local and self._reserved and watch and watch.answers():
+            self._check_counted(watch)
         until = time.monotonic() + _DECIDED_S
         while self._reserved and not self._session.local:
             deliver_deferred()
@@ -310,6 +316,14 @@ class RayLauncher:
             time.sleep(_LOOK_S)
         return {}
 
+    def _check_counted(self, watch: Servers) -> None:
+        """Raise RayDied if the GCS of the Ray that was started here counts its only machine as lost.
+
+        Then its raylet lives, is not stopped by a signal, and has not answered the GCS for half a minute.
+        """
+        if not self._session.servers():
+            raise watch.unanswered()
+
     def check(self, *, idle: bool = False) -> None:
         """Raise RayDied if a process of Ray has died that the run depends on.
 
@@ -318,6 +332,22 @@ class RayLauncher:
         """
         if self._session.watch is not None:
             self._session.watch.check(idle=idle)
+
+    def _check_start(self) -> None:
+        """Raise RayDied if a process of Ray has died or stands still without which no worker starts."""
+        if self._session.watch is not None:
+            self._session.watch.check(idle=True, starting=True)
+
+    def _await_ray(self) -> None:
+        """Wait until the processes of Ray go on without which no worker starts; Ray's calls would block meanwhile.
+
+        Raise RayDied if one of them has died, or stands still for too long.
+        """
+        watch = self._session.watch
+        while self._session.local and watch and not watch.answers(starting=True):
+            deliver_deferred()
+            self._check_start()
+            time.sleep(_LOOK_S)
 
     def ray_died(self) -> RayDied | None:
         """Return the error about the process of Ray that has died; None if all live."""
@@ -526,7 +556,7 @@ class RayLauncher:
         late = list[Any]()
         for name, references in groups.items():
             left_s = max(0.0, until - time.monotonic())
-            late += (unanswered := late_of(references, left_s, self.check))
+            late += (unanswered := late_of(references, left_s, self._check_start))
             if not unanswered:
                 tell(f"{name}: {counted(len(references), 'worker')} started")
         if late:
@@ -586,6 +616,7 @@ class RayLauncher:
 
     def close(self) -> None:
         """End all that this launcher has started, within a limited time. A second call does nothing."""
+        self._session.wake()
         workers = self._workers
         self._workers = []
         for worker in workers:

@@ -1,13 +1,19 @@
-"""Watch Ray's own processes, which all workers of a run depend on, and name the one that has died.
+"""Watch Ray's own processes, which all workers of a run depend on, and name the one that has died or stands still.
 
 ::
 
     a wait of the driver ── check, twice a second ──▶ all alive: the wait goes on
                                  ├ the raylet died: its workers end now ──────────────────────▶ RayDied
-                                 └ the GCS died: calls go on, so they may end, for PATIENCE_S ─▶ RayDied
+                                 ├ the GCS died: calls go on, so they may end, for PATIENCE_S ─▶ RayDied
+                                 ├ the raylet is stopped for STOPPED_S: likewise ──────────────▶ RayDied
+                                 └ the GCS or an agent is: only where a worker is started ─────▶ RayDied
 
 After RayDied, `check` raises nothing for some seconds, in which the run saves. Ray itself notices the
 death of its GCS after a minute or more, and then ends the driver without an error of Python.
+
+A process stands still if the system says that it is stopped: by a signal, or by a debugger. A process that waits for
+a processor, a disk or memory is in another state, however slow it is, and ends no run. Running workers need the raylet
+to be there: Ray counts its machine as lost after half a minute. They do not need the GCS and the agents to go on.
 """
 
 from __future__ import annotations
@@ -31,19 +37,33 @@ LOOK_S = 0.4  # shortest time between two looks at the processes
 PATIENCE_S = 5.0  # for calls to end after the death of the GCS, which they do without
 SAVE_S = 60.0  # for saving after the death of the GCS
 ENDING_S = 5.0  # for saving after the death of the raylet: workers outlive it by a few seconds at most
+STOPPED_S = 8.0  # for which a process is stopped until the run ends
+STOPPED_SAVE_S = (
+    15.0  # for saving then: half a minute after the stop Ray counts the machine as lost
+)
 HEAD_LOOK_S = 2.0  # shortest time between two looks at the head of a joined Ray
 SILENT_S = 10.0  # for which a head does not answer until the output says so
 HEAD_GONE_S = 30.0  # and until the run ends; a GCS that keeps its state elsewhere may be started again
 HEAD_SAVE_S = 20.0  # for saving then: workers may have died with the head, which nothing would report
 _CONNECT_S = 2.0
+_COUNTED_S = (
+    1.0  # the most that one look adds to the time for which a process is stopped
+)
+_STOPPED = (psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP)
 _GCS = "gcs_server"
 _RAYLET = "raylet"
+# Processes that are needed to start a worker, as `_kind` and as errors name them
+_STARTS = {
+    _GCS: "GCS",
+    _RAYLET: "raylet",
+    **dict.fromkeys(("RuntimeEnvAgent", "agent/main.py"), "agent for environments"),
+}
 _EXIT_CODE = "exit code"
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Death:
-    """The death of a process of Ray.
+    """The death of a process of Ray, or its stop if that ends the run too.
 
     `calls_go_on`: whether running calls of workers can end without this process. `at_s`: monotonic time at which the
     death was seen. `save_s`: seconds in which the run may save.
@@ -70,22 +90,76 @@ class Started:
                 words = process.cmdline()
                 self._kinds[process] = _kind(words)
                 self._logs = self._logs or _log_folder(words)
-        self._next_s = 0.0
+        self._looked_s = time.monotonic()
         self._death: Death | None = None
+        # Processes that are stopped now -> seconds for which they were seen so
+        self._stopped_s: dict[psutil.Process, float] = {}
+        # Those that are stopped for `STOPPED_S`
+        self._stops: dict[psutil.Process, Death] = {}
 
-    def answers(self) -> bool:
-        """Return whether the GCS lives."""
-        return self.death() is None
+    def answers(self, *, starting: bool = False) -> bool:
+        """Return whether the GCS and the raylet live now, and neither of them is stopped.
 
-    def death(self) -> Death | None:
-        """Return the first death of the GCS or the raylet; None while both live. Looks only every `LOOK_S` seconds."""
+        `starting`: whether the agent that is needed to start a worker counts as well.
+        """
+        if self._death is None:
+            self._look_now(time.monotonic())
+        if self._death is not None:
+            return False
+        return not any(
+            starting or self._kinds[process] in (_GCS, _RAYLET)
+            for process in self._stopped_s
+        )
+
+    def death(self, *, starting: bool = False) -> Death | None:
+        """Return the first death of the GCS or the raylet; None while both live. Looks only every `LOOK_S` seconds.
+
+        A raylet that is stopped for `STOPPED_S` counts as dead until it goes on. `starting`: whether a worker is being
+        started; then the same holds for the GCS and the agent that is needed for it.
+        """
         now = time.monotonic()
-        if self._death is None and now >= self._next_s:
-            self._next_s = now + LOOK_S
-            self._death = self._look(now)
-        return self._death
+        if self._death is None and now >= self._looked_s + LOOK_S:
+            self._look_now(now)
+        if self._death is not None:
+            return self._death
+        for process, stop in self._stops.items():
+            if starting or self._kinds[process] == _RAYLET:
+                return stop
+        return None
 
-    def _look(self, now: float) -> Death | None:
+    def _look_now(self, now: float) -> None:
+        """Note which process has died, which ones are stopped, and for how long. `now`: monotonic time."""
+        self._death = self._dead(now)
+        # One look counts for a short time only. A driver that was stopped too, as by a scheduler, has not looked.
+        passed_s = min(now - self._looked_s, _COUNTED_S)
+        before = self._stopped_s
+        self._stopped_s = {
+            process: before.get(process, 0.0) + passed_s
+            for process, kind in self._kinds.items()
+            if kind in _STARTS and _is_stopped(process)
+        }
+        self._stops = {
+            process: self._stops.get(process) or self._stopped(process, now)
+            for process, stopped_s in self._stopped_s.items()
+            if stopped_s >= STOPPED_S
+        }
+        self._looked_s = now
+
+    def _stopped(self, process: psutil.Process, now: float) -> Death:
+        """Return the stop of `process`, which has lasted for `STOPPED_S`. `now`: monotonic time."""
+        kind = self._kinds[process]
+        stopped = problem(
+            "ray-died",
+            "cluster.ray",
+            f"process {process.pid}, state T for {self._stopped_s[process]:.0f} s",
+            error="stopped" if kind == _RAYLET else "stopped-start",
+            name=_STARTS[kind],
+            logs=self._logs,
+        )
+        return Death(problem=stopped, calls_go_on=True, at_s=now, save_s=STOPPED_SAVE_S)
+
+    def _dead(self, now: float) -> Death | None:
+        """Return the death of the GCS or the raylet; None while both live."""
         ended = [process for process in self._kinds if _has_ended(process)]
         by_kind = {self._kinds[process]: process for process in ended}
         if _RAYLET in by_kind:
@@ -136,18 +210,18 @@ class Head:
         self._told = False
         self._death: Death | None = None
 
-    def answers(self) -> bool:
-        """Return whether the GCS accepts a connection now."""
+    def answers(self, *, starting: bool = False) -> bool:
+        """Return whether the GCS accepts a connection now. `starting` makes no difference."""
         try:
             socket.create_connection((self._host, self._port), _CONNECT_S).close()
         except OSError:
             return False
         return True
 
-    def death(self) -> Death | None:
+    def death(self, *, starting: bool = False) -> Death | None:
         """Return the death of the GCS; None while it may still live. Looks only every `HEAD_LOOK_S` seconds.
 
-        The log gets one warning if the GCS does not answer for `SILENT_S` seconds.
+        The log gets one warning if the GCS does not answer for `SILENT_S` seconds. `starting` makes no difference.
         """
         now = time.monotonic()
         if self._death is not None or now < self._next_s:
@@ -194,16 +268,27 @@ class Servers:
         """Return the death of a process of Ray that the run depends on; None if all live."""
         return self._watched.death()
 
-    def answers(self) -> bool:
-        """Return whether the GCS can be asked now."""
-        return self._watched.answers()
+    def answers(self, *, starting: bool = False) -> bool:
+        """Return whether the GCS can be asked now. `starting`: whether a worker could be started now, too."""
+        return self._watched.answers(starting=starting)
 
-    def check(self, *, idle: bool = False) -> None:
+    def unanswered(self) -> RayDied:
+        """Return the error that the raylet of a Ray that was started here has not answered its GCS.
+
+        The GCS counts the machine as lost from then on. `check` raises nothing for some seconds, in which the run
+        saves.
+        """
+        lost = problem("ray-died", "cluster.ray", None, error="unanswered")
+        self._saving_until_s = time.monotonic() + ENDING_S
+        return RayDied(lost, calls_go_on=False)
+
+    def check(self, *, idle: bool = False, starting: bool = False) -> None:
         """Raise RayDied if a process of Ray has died that the run depends on; the module's docstring says when.
 
-        `idle`: whether no call of a worker is running, so that there is nothing to wait for.
+        `idle`: whether no call of a worker is running, so that there is nothing to wait for. `starting`: whether a
+        worker is being started.
         """
-        died = self._watched.death()
+        died = self._watched.death(starting=starting)
         if died is None:
             return
         now = time.monotonic()
@@ -269,3 +354,11 @@ def _has_ended(process: psutil.Process) -> bool:
         return not process.is_running() or process.status() == psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:
         return True
+
+
+def _is_stopped(process: psutil.Process) -> bool:
+    """Return whether a process is stopped by a signal or a debugger."""
+    try:
+        return process.status() in _STOPPED
+    except psutil.NoSuchProcess:
+        return False

@@ -186,6 +186,16 @@ class RaySession:
                 found += server.children(recursive=True)
         return found
 
+    def wake(self) -> None:
+        """Let the processes of a Ray that was started here go on, if a signal has stopped them.
+
+        Call this before ending workers and Ray: Ray's calls would wait for stopped processes.
+        """
+        for server in self._servers:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                if server.status() == psutil.STATUS_STOPPED:
+                    server.resume()
+
     def _kill_servers(self) -> None:
         for server in self._servers:
             with contextlib.suppress(psutil.NoSuchProcess):

@@ -18,7 +18,7 @@ from rlplace.workers.ray_launch.servers import Head, Servers, Started, watched
 from rlplace.workers.ray_launch.templates import wait_ready
 from tests.open_calls import slot_of
 
-NAMES = ("gcs_server", "raylet", "ray::DashboardAgent")
+NAMES = ("gcs_server", "raylet", "ray::DashboardAgent", "ray::RuntimeEnvAgent")
 # Stands for a process of Ray: shows its name, and ends with the exit code that it reads.
 _STANDS = (
     'exec -a "$0" bash -c "read -r code; exit \\$code" "$0" --log_dir=/tmp/ray/logs'
@@ -98,7 +98,7 @@ def test_a_raylet_that_ends_by_itself_has_lost_an_agent(
     assert death is not None
     text = death.problem.render()
     assert "as it does when one of its agents has died" in text
-    assert "its agents are DashboardAgent" in text
+    assert "its agents are DashboardAgent, RuntimeEnvAgent" in text
     assert "exit code 0" in text
 
 
@@ -119,6 +119,134 @@ def test_calls_may_end_after_the_death_of_the_gcs(
     watch = Servers(started)
     with pytest.raises(RayDied):
         watch.check()
+
+
+def stopped(process: subprocess.Popen[str]) -> None:
+    """Stop a process, and wait until it is stopped."""
+    seen = psutil.Process(process.pid)
+    seen.suspend()
+    while seen.status() != psutil.STATUS_STOPPED:
+        pass
+
+
+def continued(process: subprocess.Popen[str]) -> None:
+    seen = psutil.Process(process.pid)
+    seen.resume()
+    while seen.status() == psutil.STATUS_STOPPED:
+        pass
+
+
+def looks_for(watch: Servers, seconds: float, clock: list[float]) -> None:
+    """Look twice a second, as a driver that waits for a call does."""
+    for _ in range(int(2 * seconds)):
+        clock[0] += 0.5
+        watch.check()
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    now = [1000.0]
+    monkeypatch.setattr(servers.time, "monotonic", lambda: now[0])
+    return now
+
+
+def test_a_raylet_that_stands_still_is_named_and_calls_may_end(
+    clock: list[float],
+    started: Started,
+    processes: dict[str, subprocess.Popen[str]],
+) -> None:
+    watch = Servers(started)
+    stopped(processes["raylet"])
+    with pytest.raises(RayDied) as died:
+        looks_for(watch, 15.0, clock)
+    assert clock[0] <= 1015.0
+    text = str(died.value)
+    assert "the raylet of the Ray that this run has started stands still" in text
+    assert f"process {processes['raylet'].pid}, state T for 8 s" in text
+    assert "SIGSTOP" in text
+    assert died.value.calls_go_on
+    # The run saves.
+    looks_for(watch, 10.0, clock)
+    continued(processes["raylet"])
+
+
+def test_a_raylet_that_goes_on_ends_no_run(
+    clock: list[float],
+    started: Started,
+    processes: dict[str, subprocess.Popen[str]],
+) -> None:
+    watch = Servers(started)
+    for _ in range(3):
+        stopped(processes["raylet"])
+        looks_for(watch, 7.0, clock)
+        continued(processes["raylet"])
+        looks_for(watch, 1.0, clock)
+    # It has been stopped for long enough, and goes on before the running calls have to end.
+    stopped(processes["raylet"])
+    looks_for(watch, 9.0, clock)
+    continued(processes["raylet"])
+    looks_for(watch, 60.0, clock)
+    assert watch.death() is None
+
+
+def test_a_driver_that_was_stopped_with_its_raylet_has_not_seen_it_stand_still(
+    clock: list[float],
+    started: Started,
+    processes: dict[str, subprocess.Popen[str]],
+) -> None:
+    """As when a scheduler suspends all processes of a job: the driver may be the first to go on."""
+    watch = Servers(started)
+    stopped(processes["raylet"])
+    clock[0] += 3600.0
+    looks_for(watch, 5.0, clock)
+    continued(processes["raylet"])
+    assert watch.death() is None
+
+
+def test_a_busy_raylet_does_not_stand_still(
+    clock: list[float],
+    started: Started,
+    processes: dict[str, subprocess.Popen[str]],
+) -> None:
+    """The processes only wait, so nothing can be seen of them but that they are not stopped."""
+    looks_for(Servers(started), 600.0, clock)
+
+
+@pytest.mark.parametrize(
+    ("name", "shown"),
+    [("gcs_server", "GCS"), ("ray::RuntimeEnvAgent", "agent for environments")],
+)
+def test_what_only_starts_workers_ends_a_run_that_starts_one(
+    clock: list[float],
+    started: Started,
+    processes: dict[str, subprocess.Popen[str]],
+    name: str,
+    shown: str,
+) -> None:
+    watch = Servers(started)
+    stopped(processes[name])
+    looks_for(watch, 60.0, clock)
+    assert not watch.answers(starting=True)
+    with pytest.raises(RayDied) as died:
+        watch.check(idle=True, starting=True)
+    assert f"the {shown} of the Ray" in str(died.value)
+    assert "a worker has to be started" in str(died.value)
+    continued(processes[name])
+    clock[0] += 0.5
+    assert watch.answers(starting=True)
+
+
+def test_what_workers_do_not_need_may_stand_still(
+    clock: list[float],
+    started: Started,
+    processes: dict[str, subprocess.Popen[str]],
+) -> None:
+    watch = Servers(started)
+    stopped(processes["ray::DashboardAgent"])
+    looks_for(watch, 60.0, clock)
+    watch.check(idle=True, starting=True)
+    assert watch.answers(starting=True)
+    continued(processes["ray::DashboardAgent"])
 
 
 def test_saving_has_a_limit(

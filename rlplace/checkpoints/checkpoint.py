@@ -6,6 +6,7 @@ import dataclasses
 import json
 from collections.abc import Collection, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from datetime import datetime
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -31,8 +32,9 @@ class Checkpoint:
 
     `iteration`: the number of iterations that were done. `version`: the policy version. `score`: score of the policy,
     to compare checkpoints; None: unknown. `ranks`: component -> number of its ranks. `libraries`: library -> its
-    version. `files`: path below `folder` -> record, for all files except the manifest. `notes`: texts about newer
-    checkpoints that are not used.
+    version. `files`: path below `folder` -> record, for all files except the manifest. `saved_at`: when it was saved;
+    None: written by an older version. `notes`: texts about newer checkpoints that are not used. `chosen`: lines of
+    text that say why the run of this checkpoint was taken, and which other runs there are.
     """
 
     folder: Path
@@ -42,7 +44,9 @@ class Checkpoint:
     ranks: Mapping[str, int]  # of each component that wrote its state
     libraries: Mapping[str, str]  # their versions
     files: Mapping[str, FileRecord]
+    saved_at: datetime | None = None  # with a time zone
     notes: tuple[str, ...] = ()  # newer ones that were passed over, and why
+    chosen: tuple[str, ...] = ()  # empty if there was no choice
 
     @property
     def run(self) -> Path:
@@ -57,8 +61,10 @@ class Checkpoint:
         """Return the text of the checkpoint's manifest, which is JSON."""
         values: dict[str, Any] = {"format": FORMAT}
         for field in dataclasses.fields(self):
-            if field.name not in ("folder", "notes"):
+            if field.name not in ("folder", "notes", "chosen", "saved_at"):
                 values[field.name] = getattr(self, field.name)
+        if self.saved_at is not None:
+            values["saved_at"] = self.saved_at.isoformat()
         files = {}
         for name, record in sorted(self.files.items()):
             files[name] = dataclasses.asdict(record)
@@ -137,7 +143,39 @@ def _checkpoint(folder: Path, values: Mapping[str, Any]) -> Checkpoint:
         ranks=ranks,
         libraries={str(name): str(version) for name, version in libraries},
         files=files,
+        saved_at=_time(values),
     )
+
+
+def saved_at(folder: Path) -> datetime | None:
+    """Return the time that the manifest of a checkpoint records; None if it has none, or cannot be read as one.
+
+    Raises OSError if the manifest is there and cannot be read.
+    """
+    try:
+        return _time(json.loads((folder / MANIFEST).read_text(encoding="utf-8")))
+    except (
+        FileNotFoundError,
+        ValueError,
+        TypeError,
+        AttributeError,
+        RecursionError,
+    ):
+        return None
+
+
+def _time(values: Mapping[str, Any]) -> datetime | None:
+    """Return when a checkpoint was saved, by the values of its manifest; None if they do not say it.
+
+    Raises ValueError or TypeError if the value is no time with a time zone.
+    """
+    written = values.get("saved_at")
+    if written is None:
+        return None
+    time = datetime.fromisoformat(written)
+    if time.tzinfo is None:
+        raise ValueError(f"{written!r} has no time zone")
+    return time
 
 
 def _check_files(ranks: Mapping[str, int], files: Collection[str]) -> None:

@@ -8,6 +8,7 @@ import difflib
 import re
 import shlex
 from collections.abc import Iterable, Iterator, Sequence
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 from rlplace import codes
@@ -18,6 +19,7 @@ from rlplace.checkpoints.checkpoint import (
     Checkpoint,
     changed_files,
     read,
+    saved_at,
 )
 from rlplace.errors import ConfigError, Problem
 
@@ -31,6 +33,9 @@ PART = ".part"  # behind the name of a checkpoint that is being written or remov
 NAME = re.compile(r"([0-9]{6,})(?:\.([0-9]+))?")
 
 _LISTED = 5  # folders that an error names
+_RIVALS = 3  # other runs that "auto" names
+# A time that is further in the future is of a wrong clock
+_AHEAD = timedelta(hours=1)
 
 
 def find(resume: str, runs: Path, key: str = "resume") -> Checkpoint | None:
@@ -40,9 +45,9 @@ def find(resume: str, runs: Path, key: str = "resume") -> Checkpoint | None:
     the newest whole checkpoint of all runs of the job. `runs`: the folder of the job's runs. `key`: the config key or
     argument that errors name.
 
-    With "auto", the files of the checkpoint are compared with their hashes, and `notes` of the result has a text about
-    each newer checkpoint that is damaged or cannot be read. None means that "auto" has found no checkpoint of the job.
-    Raises ConfigError if the checkpoint does not exist or is damaged.
+    With "auto", the files of the checkpoint are compared with their hashes. `notes` of the result has a text about each
+    newer checkpoint that is damaged or cannot be read, `chosen` about the other runs of the job. None means that "auto"
+    has found no checkpoint of the job. Raises ConfigError if the checkpoint does not exist or is damaged.
     """
     try:
         if resume == AUTO:
@@ -104,7 +109,8 @@ def _newest(runs: Path, key: str) -> Checkpoint | None:
     whole. `key`: the config key or argument that errors name.
     """
     passed: list[Problem] = []  # of newer ones
-    for folder in _all(runs, passed, key):
+    saved = _runs(runs, passed, key)
+    for folder in _folders_of(saved):
         try:
             found = read(folder, key)
             changed = changed_files(found, key)
@@ -114,7 +120,8 @@ def _newest(runs: Path, key: str) -> Checkpoint | None:
             changed = [*error.problems]
         if not changed:
             notes = tuple(map(_passed_over, passed))
-            return dataclasses.replace(found, notes=notes)
+            chosen = tuple(_chosen(found.run, saved, key))
+            return dataclasses.replace(found, notes=notes, chosen=chosen)
         passed += changed
     if not passed:
         return None
@@ -131,33 +138,126 @@ def _passed_over(problem: Problem) -> str:
     return note
 
 
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class _Run:
+    """A run with checkpoints.
+
+    `folders`: folders of its checkpoints, the newest first. `saved_at`: when the last of them was saved. `recorded`:
+    whether the manifests say so; else it is the time of a file, which a copy changes. `ahead`: whether this time is in
+    the future.
+    """
+
+    folders: tuple[Path, ...]
+    saved_at: datetime
+    recorded: bool
+    ahead: bool
+
+    @property
+    def run(self) -> Path:
+        """The folder of the run."""
+        return self.folders[0].parent.parent
+
+    @property
+    def iteration(self) -> int:
+        """The iteration of its newest checkpoint."""
+        return _order(self.folders[0])[0]
+
+    @property
+    def place(self) -> tuple[bool, float, int]:
+        """A key that sorts runs by what their checkpoints say: the one that saved last comes last.
+
+        A run with a time in the future comes first, since the clock of its machine was wrong. Of runs with the same
+        time, one of which is a copy of the other, the one with more iterations comes last.
+        """
+        return not self.ahead, self.saved_at.timestamp(), self.iteration
+
+    def __str__(self) -> str:
+        when = f"{self.saved_at.astimezone(UTC):%Y-%m-%d %H:%M:%S} UTC"
+        if not self.recorded:
+            when += " by the time of its file"
+        return f"{when} after {self.iteration} iterations"
+
+
+def _runs(runs: Path, unreadable: list[Problem], key: str) -> list[_Run]:
+    """Return the runs with checkpoints in the folder `runs`, the one that saved last first.
+
+    `unreadable`: the problem of each run that this user may not read is appended to this list. `key`: the config key or
+    argument that these problems name.
+    """
+    if not runs.is_dir():
+        return []
+    found = list[_Run]()
+    # Of equal ones, the first by its name
+    for run in sorted(runs.iterdir()):
+        try:
+            folders = folders_of(run)
+            if folders:
+                found.append(_run(folders))
+        except PermissionError as error:
+            unreadable += _unreadable(error, key).problems
+    return sorted(found, key=lambda run: run.place, reverse=True)
+
+
+def _run(folders: Sequence[Path]) -> _Run:
+    """Return the run of the checkpoints in `folders`, the newest first."""
+    recorded = [time for folder in folders if (time := saved_at(folder)) is not None]
+    last = max(recorded or map(_file_time, folders))
+    return _Run(
+        folders=tuple(folders),
+        saved_at=last,
+        recorded=bool(recorded),
+        ahead=last > datetime.now(UTC) + _AHEAD,
+    )
+
+
+def _file_time(folder: Path) -> datetime:
+    """Return when a checkpoint was complete, by its files: checkpoints of older versions do not record it."""
+    last = folder / MANIFEST
+    if not last.exists():
+        last = folder
+    return datetime.fromtimestamp(last.stat().st_mtime, UTC)
+
+
+def _folders_of(runs: Iterable[_Run]) -> Iterator[Path]:
+    """Yield the checkpoint folders of `runs`: run by run, of each run the newest checkpoint first."""
+    for run in runs:
+        yield from run.folders
+
+
+def _chosen(taken: Path, runs: Sequence[_Run], key: str) -> list[str]:
+    """Return lines of text that say why the run `taken` was taken, and which other runs there are.
+
+    `runs`: the runs with checkpoints, the one that saved last first. There is no text if there is no other run. `key`:
+    the config key or argument that chooses a run.
+    """
+    if len(runs) < 2:
+        return []
+    (chosen,) = (run for run in runs if run.run == taken)
+    others = [run for run in runs if run.run != taken]
+    lines = [f"of {len(runs)} runs, {taken.name} saved last: {chosen}"]
+    for run in others[:_RIVALS]:
+        line = f"    not taken: {_taking(run.run, key)}, saved {run}"
+        if run.ahead:
+            line += (
+                "; this time is in the future, so the clock of its machine was wrong"
+            )
+        elif run.place == chosen.place:
+            line += "; one is a copy of the other"
+        elif run.iteration > chosen.iteration:
+            line += "; it has more iterations"
+        lines.append(line)
+    if len(others) > _RIVALS:
+        lines.append(f"    and {len(others) - _RIVALS} older ones")
+    return lines
+
+
 def _all(runs: Path, unreadable: list[Problem], key: str) -> Iterable[Path]:
     """Yield the checkpoint folders of all runs in the folder `runs`: run by run, the run that saved last comes first.
 
     Of each run, the newest checkpoint comes first. `unreadable`: the problem of each run that this user may not read is
     appended to this list. `key`: the config key or argument that these problems name.
     """
-    if not runs.is_dir():
-        return
-    # Time of the newest checkpoint of a run -> all its checkpoints.
-    saved = {}
-    for run in runs.iterdir():
-        try:
-            folders = folders_of(run)
-            if folders:
-                saved[max(map(_saved_at, folders))] = folders
-        except PermissionError as error:
-            unreadable += _unreadable(error, key).problems
-    for _, folders in sorted(saved.items(), reverse=True):
-        yield from folders
-
-
-def _saved_at(folder: Path) -> tuple[int, str]:
-    """Return the time, in nanoseconds, at which a checkpoint was complete, and its path, as a key for sorting."""
-    last = folder / MANIFEST
-    if not last.exists():
-        last = folder
-    return last.stat().st_mtime_ns, str(folder)
+    return _folders_of(_runs(runs, unreadable, key))
 
 
 def _named(path: Path, runs: Path, key: str) -> Checkpoint:

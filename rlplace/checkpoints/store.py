@@ -13,6 +13,7 @@ import socket
 import threading
 import time
 from collections.abc import Iterable, Iterator, Mapping
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import TextIO
 
@@ -184,6 +185,7 @@ class Store:
             ranks=dict(contents.ranks),
             libraries=dict(contents.libraries),
             files={**files, **texts},
+            saved_at=datetime.now(UTC),
         )
         write_whole(part / MANIFEST, checkpoint.manifest())
         for folder, _, _ in os.walk(part, topdown=False):

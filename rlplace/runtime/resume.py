@@ -203,6 +203,7 @@ def resumed(job: Prepared) -> Resumed | None:
         more = f"runner.total_iterations=<more than {checkpoint.iteration}>"
         done = f"{checkpoint.folder}: all {checkpoint.iteration} iterations are done"
         text = f"nothing is left to do: {done}        (for more: {more})"
+        text = "\n".join([*checkpoint.chosen, text])
         return Resumed(checkpoint=checkpoint, text=text, complete=True)
     if problems or over:
         raise ConfigError([*problems, *over])
@@ -478,6 +479,7 @@ def _text(
     total = job.config.runner.total_iterations
     lines = [
         *checkpoint.notes,
+        *checkpoint.chosen,
         f"resumes {checkpoint.folder}: {checkpoint.iteration} of {total} iterations are done",
     ]
     rules = _rules(job.config)

@@ -7,6 +7,7 @@ import json
 import os
 import re
 import shutil
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -73,6 +74,96 @@ def test_auto_is_the_newest_whole_one_of_the_run_that_saved_last(runs: Path) -> 
     assert (
         newest(runs).folder == runs / "2026-11-21_10-00-00" / "checkpoints" / "000030"
     )
+
+
+def touch(run: Path) -> None:
+    """Give all files and folders of a run the time of an hour from now, as a copy has a later one."""
+    later = time.time() + 3600.0
+    for path in (run, *run.rglob("*")):
+        os.utime(path, (later, later))
+
+
+def told_of(checkpoint: Checkpoint) -> str:
+    return "\n".join(checkpoint.chosen)
+
+
+def test_an_older_run_that_was_touched_is_not_the_newest(runs: Path) -> None:
+    older, newer = (runs / f"2026-11-{day}_10-00-00" for day in (21, 22))
+    touch(older)
+    found = newest(runs)
+    assert found.run == newer
+    # The one that was taken, why, and the other one with the line that takes it
+    assert f"of 2 runs, {newer.name} saved last: 20" in told_of(found)
+    assert "UTC after 20 iterations" in told_of(found)
+    assert f"not taken: resume={older}, saved 20" in told_of(found)
+
+
+def test_a_copy_of_a_run_changes_nothing(runs: Path) -> None:
+    older, newer = (runs / f"2026-11-{day}_10-00-00" for day in (21, 22))
+    for run, name in ((older, "before"), (newer, "best")):
+        shutil.copytree(run, runs / name)
+        touch(runs / name)
+    found = newest(runs)
+    assert found.run == newer
+    copied = f"not taken: resume={runs / 'best'}, saved"
+    (line,) = (line for line in found.chosen if copied in line)
+    assert line.endswith("one is a copy of the other")
+    # A copy that was trained on is a run of its own.
+    save(Store(runs / "before", keep_last=2, keep_best=0), 30)
+    assert newest(runs).run == runs / "before"
+
+
+def test_a_run_that_has_gone_further_is_named(runs: Path) -> None:
+    started_anew = runs / "2026-11-23_10-00-00"
+    save(Store(started_anew, keep_last=2, keep_best=0), 3)
+    found = newest(runs)
+    assert (found.run, found.iteration) == (started_anew, 3)
+    assert told_of(found).count("it has more iterations") == 2
+
+
+def saved_as(checkpoint: Path, saved_at: str | None) -> None:
+    """Let a manifest say that its checkpoint was saved at another time; None: as older versions, not at all."""
+    manifest = checkpoint / "manifest.json"
+    values = json.loads(manifest.read_text())
+    del values["saved_at"]
+    if saved_at is not None:
+        values["saved_at"] = saved_at
+    manifest.write_text(json.dumps(values))
+
+
+def test_a_time_in_the_future_is_of_a_wrong_clock(runs: Path) -> None:
+    older, newer = (runs / f"2026-11-{day}_10-00-00" for day in (21, 22))
+    saved_as(older / "checkpoints" / "000020", "2126-11-21T10:00:00+00:00")
+    found = newest(runs)
+    assert found.run == newer
+    assert "saved 2126-11-21 10:00:00 UTC after 20 iterations; this time is in" in (
+        told_of(found)
+    )
+    # It is taken if there is no other, without a word.
+    shutil.rmtree(newer)
+    assert (newest(runs).run, newest(runs).chosen) == (older, ())
+
+
+def test_checkpoints_of_older_versions_have_the_time_of_their_file(runs: Path) -> None:
+    older, newer = (runs / f"2026-11-{day}_10-00-00" for day in (21, 22))
+    for run in (older, newer):
+        for iteration in (10, 20):
+            saved_as(run / "checkpoints" / f"{iteration:06}", None)
+    os.utime(newer / "checkpoints" / "000020" / "manifest.json", (5e8, 5e8))
+    os.utime(newer / "checkpoints" / "000010" / "manifest.json", (5e8, 5e8))
+    found = newest(runs)
+    assert (found.run, found.saved_at) == (older, None)
+    assert "saved 1985-11-05 00:53:20 UTC by the time of its file" in told_of(found)
+
+
+@pytest.mark.parametrize("written", ["yesterday", 7, "2026-11-21T10:00:00", []])
+def test_a_time_that_is_none_is_damage(runs: Path, written: object) -> None:
+    manifest = runs / "2026-11-22_10-00-00" / "checkpoints" / "000020" / "manifest.json"
+    values = json.loads(manifest.read_text())
+    manifest.write_text(json.dumps({**values, "saved_at": written}))
+    found = newest(runs)
+    assert found.folder.name == "000010"
+    assert str(manifest) in found.notes[0]
 
 
 def test_a_job_without_a_checkpoint_has_none(tmp_path: Path) -> None:

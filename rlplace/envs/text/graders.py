@@ -1,6 +1,7 @@
 """Runs reward functions on finished episodes.
 
-Quick shipped functions run in this process, all other functions in processes with limits::
+Quick shipped functions run in this process, all other functions in processes with limits. A shipped function that is
+quick with short answers only runs here with short ones, and with long ones in a process::
 
     submit(case) ──▶ waiting ──▶ a free process: function by function ──▶ done() ──▶ (case, rewards)
                                       └ a function that hangs: the process is killed, RewardError names the sample
@@ -59,6 +60,10 @@ class InlineGrader:
         self._on_poison = on_poison
         self._failures = failures or Failures()
         self._done: list[Graded] = []
+
+    def is_quick(self, transcript: Transcript) -> bool:
+        """Return whether all functions are quick with the answer of an episode."""
+        return all(reward.quick(transcript) for reward, _ in self._functions)
 
     def submit(self, case: Case) -> None:
         """Grade the episode of `case`. Blocks until the functions have returned."""
@@ -318,7 +323,44 @@ class ProcessGrader:
         self._processes = []
 
 
-Grader = InlineGrader | ProcessGrader
+class SplitGrader:
+    """A grader for shipped functions of which some are quick only with short answers.
+
+    It grades episodes with short answers in the caller's thread, and all others in processes, so that no answer holds
+    up the caller.
+    """
+
+    def __init__(self, here: InlineGrader, apart: ProcessGrader) -> None:
+        """Use two graders of the same functions.
+
+        `here`: grader for episodes with short answers. `apart`: grader for all others.
+        """
+        self._here = here
+        self._apart = apart
+
+    def submit(self, case: Case) -> None:
+        """Grade the episode of `case` if its answer is short. Otherwise put it into the queue of the processes."""
+        if self._here.is_quick(case.transcript):
+            self._here.submit(case)
+        else:
+            self._apart.submit(case)
+
+    def done(self, *, wait: bool) -> list[Graded]:
+        """Return (case, rewards) for each episode that was graded since the last call. `rewards`: name -> value.
+
+        `wait`: whether to wait until at least one episode is graded, if any is being graded. Raises RewardError if a
+        failure has to stop the run.
+        """
+        here = self._here.done(wait=False)
+        return here + self._apart.done(wait=wait and not here)
+
+    def close(self) -> None:
+        """Drop all cases and end all processes. If a case is submitted later, a new process is started."""
+        self._here.close()
+        self._apart.close()
+
+
+Grader = InlineGrader | ProcessGrader | SplitGrader
 
 
 def grader_of(
@@ -330,15 +372,20 @@ def grader_of(
     on_poison: OnPoison = "stop",
     failures: Failures | None = None,
 ) -> Grader:
-    """Return a grader for these rewards: an InlineGrader if all functions are quick and shipped, else a ProcessGrader.
+    """Return a grader for these rewards.
+
+    It is an InlineGrader if all functions are shipped and always quick, a SplitGrader if some of them are quick with
+    short answers only, else a ProcessGrader.
 
     `timeout_s`: longest time of one function for one episode. `memory_bytes`: limit of each process. `processes`: the
     most processes. `on_poison`: what to do if a reward is not finite: "stop" or "skip". `failures`: decides what to do
     about failures; None: the first failure stops the run.
     """
-    if all(reward.trusted for reward in rewards):
+    if all(reward.always_quick for reward in rewards):
         return InlineGrader(rewards, on_poison, failures)
-    return ProcessGrader(
+    # Both graders count their failures together.
+    failures = failures or Failures()
+    apart = ProcessGrader(
         rewards,
         timeout_s=timeout_s,
         memory_bytes=memory_bytes,
@@ -346,6 +393,9 @@ def grader_of(
         on_poison=on_poison,
         failures=failures,
     )
+    if all(reward.trusted for reward in rewards):
+        return SplitGrader(InlineGrader(rewards, on_poison, failures), apart)
+    return apart
 
 
 # ── in a grading process ──────────────────────────────────────────────────────────────────────────────────────────────

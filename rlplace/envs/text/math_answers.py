@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, nullcontext
+
 from rlplace.envs.text.contract import Transcript
 from rlplace.envs.text.math_library import verified
 from rlplace.envs.text.math_reading import (
@@ -13,7 +15,11 @@ from rlplace.envs.text.math_reading import (
     plain_characters,
     same,
 )
-from rlplace.envs.text.rewards import final_answer, right_answers
+from rlplace.envs.text.rewards import QUICK_UP_TO, final_answer, right_answers
+from rlplace.envs.text.time_limit import TooLong, limited
+
+# Longest processor time of one comparison; ordinary answers take less than a millisecond
+_SECONDS = 3.0
 
 __all__ = ["last_boxed", "math_answer", "math_verify", "number"]
 
@@ -24,14 +30,20 @@ def math_answer(transcript: Transcript) -> float:
     The right result is `transcript.facts["answer"]`, or each of them if that is a list. If it is a whole solution, its
     result is the content of its last \boxed{}, else the text after its last `####`, as in GSM8K. The policy's result is
     the content of its last \boxed{}, else the number after its last `####`, else its last number; thoughts in
-    <think></think> are left out. Results are compared as numbers if both are numbers, else as text.
+    <think></think> are left out. Results are compared as numbers if both are numbers, else as text. An answer that
+    takes some seconds of processor time is not right.
     """
-    answer = _given(transcript)
-    given = _stated(answer)
-    if given is None:
-        given = last_number(answer)
     rights = [_result(_right(right)) for right in right_answers(transcript)]
-    return float(any(same(given, right) for right in rights))
+    # The limit is a signal, which costs more than to read a short answer
+    bounded: AbstractContextManager[None] = nullcontext()
+    if len(transcript.answer) > QUICK_UP_TO:
+        bounded = limited(_SECONDS)
+    try:
+        with bounded:
+            given = _read(_given(transcript))
+            return float(any(same(given, right) for right in rights))
+    except TooLong:
+        return 0.0
 
 
 def math_verify(transcript: Transcript) -> float:
@@ -54,6 +66,14 @@ def math_verify(transcript: Transcript) -> float:
     if given is not None and last_boxed(answer) is None:
         answer = f"${given}$"
     return float(any(verified(answer, plain_characters(right)) for right in rights))
+
+
+def _read(answer: str) -> str:
+    r"""Return the result of an answer: what it marks by \boxed{} or by ####, else its last number."""
+    given = _stated(answer)
+    if given is None:
+        return last_number(answer)
+    return given
 
 
 def _given(transcript: Transcript) -> str:

@@ -63,6 +63,9 @@ _APART = {
     "reasoning_score",
     "unit_tests",
 }
+# Shipped, and quick with an answer of at most so many characters; with longer ones they run in processes, too
+QUICK_UP_TO = 2_000
+_QUICK_IF_SHORT = {"math_answer"}
 # <think>.*?</think>\s*<answer>.*?</answer>, in time in proportion to the length of the answer
 _THOUGHT_AND_ANSWERED = (
     r"<think>(?:(?!</think>\s*<answer>).)*+</think>\s*+<answer>.*(?<=</answer>)"
@@ -102,6 +105,16 @@ class Reward:
     def trusted(self) -> bool:
         """Whether the function is shipped and quick: it cannot hang and does not use much memory."""
         return not self.lists and self.shipped and self.written not in _APART
+
+    def quick(self, transcript: Transcript) -> bool:
+        """Return whether the function is `trusted`, and the episode is short enough for it to be quick."""
+        short = len(transcript.answer) <= QUICK_UP_TO
+        return self.always_quick or (self.trusted and short)
+
+    @property
+    def always_quick(self) -> bool:
+        """Whether the function is `trusted`, and quick with answers of any length."""
+        return self.trusted and self.written not in _QUICK_IF_SHORT
 
     def function(self) -> Callable[[Transcript], float]:
         """Return the reward function with its arguments filled in, so that it takes only a transcript.

@@ -14,7 +14,13 @@ import pytest
 from rlplace.config.blocks.engine import FaultsConfig, OnError
 from rlplace.envs.text import Transcript
 from rlplace.envs.text.failures import Failures
-from rlplace.envs.text.graders import Grader, InlineGrader, ProcessGrader, grader_of
+from rlplace.envs.text.graders import (
+    Grader,
+    InlineGrader,
+    ProcessGrader,
+    SplitGrader,
+    grader_of,
+)
 from rlplace.envs.text.rewards import Case, Reward
 from rlplace.errors import Problem, RewardError
 
@@ -94,6 +100,51 @@ def test_shipped_functions_run_here_and_all_others_in_processes() -> None:
         ),
     ):
         assert type(grader_of(rewards, timeout_s=1)) is kind
+
+
+def solved(answer: str, sample: int = 1) -> Case:
+    transcript = Transcript(
+        prompt="?",
+        answers=(answer,),
+        replies=(),
+        facts={"answer": "42"},
+        tokens=1,
+        truncated=False,
+    )
+    return Case(group=4, sample=sample, transcript=transcript)
+
+
+def test_a_long_answer_does_not_hold_up_who_has_it_graded() -> None:
+    """Minus signs of Unicode are written in ASCII one by one, so that three million of them take a second and more."""
+    rewards = [
+        Reward(name="math_answer", written="math_answer"),
+        Reward(name="unscored", written="unscored"),
+    ]
+    with closing(grader_of(rewards, timeout_s=60)) as grader:
+        assert isinstance(grader, SplitGrader)
+        # Short answers need no process.
+        grader.submit(solved("so it is 42"))
+        ((_, values),) = grader.done(wait=False)
+        assert values == {"math_answer": 1.0, "unscored": 0.0}
+        assert grader._apart._processes == []
+        # A short answer is graded before a long one that was there first.
+        grader.submit(solved("\u2212" * 3_000_000, sample=2))
+        grader.submit(solved("it is 42", sample=3))
+        assert [each.sample for each, _ in grader.done(wait=True)] == [3]
+        assert all_of(grader, 1) == {2: {"math_answer": 0.0, "unscored": 0.0}}
+        # A long one has the same value there.
+        grader.submit(solved("one and one is two. " * 200 + "so it is 42", sample=4))
+        assert all_of(grader, 1) == {4: {"math_answer": 1.0, "unscored": 0.0}}
+
+
+def test_failures_of_short_and_of_long_answers_count_together() -> None:
+    failures = Failures(FaultsConfig(on_error="skip", error_budget=2))
+    rewards = [Reward(name="math_answer", written="math_answer")]
+    with closing(grader_of(rewards, timeout_s=60, failures=failures)) as grader:
+        for sample, answer in enumerate(("short", "long " * 1_000)):
+            grader.submit(case(answer, sample))
+        assert all_of(grader, 2).keys() == {0, 1}
+    assert failures.metrics("env")["env/failures"].value == 2
 
 
 def test_a_function_that_changes_facts_changes_its_own_copy() -> None:

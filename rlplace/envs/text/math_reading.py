@@ -8,7 +8,7 @@ from __future__ import annotations
 import functools
 import re
 import unicodedata
-from decimal import Decimal
+from decimal import Context, Decimal
 
 # Longest end of an answer in which a number is searched, and longest result that is read as a number
 _READ = 20_000
@@ -164,8 +164,21 @@ _AROUND = 12
 # Tags such as <answer>, and emphasis of Markdown such as **42**
 _TAG = re.compile(r"</?[A-Za-z]\w{0,20}>")
 _EMPHASIS = re.compile(
-    r"(?<![\w*])(\*\*|__)(?=[^\s*_])([^*\n]{0,200}?[^\s*_])\1(?![\w*])"
+    r"(?<![A-Za-z0-9*])(\*\*\*?|__)(?=[^\s*])([^*\n]{0,200}?[^\s*])\1(?![A-Za-z0-9*])"
 )
+# A plain number, as it stands between marks
+_ALONE = r"[-+]?\\?\$?\d[\d,.]{0,40}(?:/\d{1,20})?\\?%?"
+# One without a comma, since (3,4) and (1,200) are pairs
+_SINGLE = r"[-+]?\\?\$?\d{1,40}(?:\.\d{1,40})?(?:/\d{1,20})?\\?%?"
+# *42* and _42_, `42`, "42"
+_EMPHASIZED_NUMBER = re.compile(rf"(?<![\w*])([*_])({_ALONE})\1(?![\w*])")
+_SOME_MARK = re.compile(r"[*_`\"'\u201c\u2018\u00ab]")
+_QUOTED_NUMBER = re.compile(
+    rf"(?<![\w`])([`\"'])({_ALONE})\1(?![\w`])"
+    rf"|[\u201c\u2018\u00ab]({_ALONE})[\u201d\u2019\u00bb]"
+)
+# Lines that Markdown quotes: > 42
+_QUOTE = re.compile(r"^[ \t]{0,3}>[ \t]{1,3}(?=\S)", re.MULTILINE)
 # An arrow such as => is no inequality
 _INEQUALITY = re.compile(
     r"(?<![-=])(?:[<>\u2264\u2265\u2260]=?|!=|\\(?:leq?|geq?|neq?|lt|gt))[\s{$]{0,3}$"
@@ -175,7 +188,7 @@ _BRACKET = re.compile(r"\s{0,3}(?:[)\]]|\\right|\\\}|\\end)")
 _MIXED_NUMBER = re.compile(r"[-+]?\d+[ ~]+(\d+)/(\d+)")
 _MARK = re.compile(
     r"(?<!#)####(?!#)[ \t]{0,9}"
-    r"(?:(?:the )?(?:final )?answer(?: is)?[ \t]{0,9}[:=]?[ \t]{0,9})?(?:[* \t]|\\?[(\[]){0,9}",
+    r"(?:(?:the )?(?:final )?answer(?: is)?[ \t]{0,9}[:=]?[ \t]{0,9})?(?:[*_` \t]|\\?[(\[]){0,9}",
     re.IGNORECASE,
 )
 _CURRENCY = re.compile(r"\\?[$\u20ac\u00a3\u00a5]")
@@ -203,8 +216,21 @@ def marked(text: str) -> str | None:
 
 
 def without_marks(text: str) -> str:
-    """Return a text without tags, such as <answer>, and without Markdown's emphasis, such as **42**."""
-    return _EMPHASIS.sub(r"\2", _TAG.sub(" ", text))
+    """Return a text without tags, such as <answer>, and without marks of Markdown, such as **42** and > 42."""
+    # Most texts have none of these marks; to look for a character is much quicker than a pattern
+    if "<" in text:
+        text = _TAG.sub(" ", text)
+    if ">" in text:
+        text = _QUOTE.sub("", text)
+    return _without_emphasis(text)
+
+
+def _without_emphasis(text: str) -> str:
+    """Return a text without Markdown's emphasis, and without quotation marks around numbers."""
+    if not _SOME_MARK.search(text):
+        return text
+    text = _EMPHASIZED_NUMBER.sub(r"\2", _EMPHASIS.sub(r"\2", text))
+    return _QUOTED_NUMBER.sub(lambda found: f" {found[2] or found[3]} ", text)
 
 
 def last_number(text: str) -> str:
@@ -308,7 +334,13 @@ _BOLD = re.compile(r"\\(?:mathbf|textbf|boldsymbol|bm)\s*\{([^{}]*)\}")
 _NAME = re.compile(
     r"[A-Za-z](?:_\{?\w{1,20}\}?)?(?:\([A-Za-z]\))?\s*(?:=|\\in(?![A-Za-z]))"
 )
-_CHOICE = re.compile(r"\(([A-Za-z])\)")
+# (A), and a number in brackets
+_CHOICE = re.compile(rf"\(([A-Za-z]|\s?{_SINGLE}\s?)\)")
+# Answer: 42
+_LABEL = re.compile(
+    r"(?:the )?(?:final )?(?:answer|result|solution)(?: is)?\s{0,3}[:=]\s{0,3}",
+    re.IGNORECASE,
+)
 _PERCENT = re.compile(r"\s*\\?%|\s*percent\b")
 # A number and the words of a unit: 5 apples, 100 dollars, 5 km/h, 3 square meters, 5 cm^2
 _MEASURED = re.compile(
@@ -322,10 +354,17 @@ _PARTS_OF_VALUES = """
 _NO_UNITS = frozenset(_PARTS_OF_VALUES.split())
 
 
+# A calculation that overflows is infinite, and raises nothing
+_WITHOUT_ERRORS = Context(traps=[])
+
+
 def same(given: str, right: str) -> bool:
     """Return whether two results are equal: as numbers if both are numbers, else as text."""
     if max(len(given), len(right)) > _LONGEST:
         return bool(given.strip()) and given.strip() == right.strip()
+    # Most results are whole numbers
+    if given.isascii() and given.isdecimal() and right.isascii() and right.isdecimal():
+        return Decimal(given) == Decimal(right)
     one = _Result(given)
     other = _Result(right)
     if one.value is None or other.value is None:
@@ -337,17 +376,22 @@ def same(given: str, right: str) -> bool:
         return True
     # 50% is 0.5, too
     if one.percent and not other.percent:
-        return one.value == 100 * other.value
+        return one.value == _hundredfold(other.value)
     if other.percent and not one.percent:
-        return other.value == 100 * one.value
+        return other.value == _hundredfold(one.value)
     return False
+
+
+def _hundredfold(value: Decimal) -> Decimal:
+    """Return a value times 100; infinity if it is too large, such as 9e999999."""
+    return _WITHOUT_ERRORS.multiply(Decimal(100), value)
 
 
 class _Result:
     """A result in a uniform notation: `text`, the `value` of a number, its `unit`, and whether in `percent`."""
 
     def __init__(self, written: str) -> None:
-        text = _uniform(plain_characters(written))
+        text = _uniform(_without_emphasis(plain_characters(written)))
         self.percent = bool(_PERCENT.search(text))
         text = _PERCENT.sub("", text).strip()
         self.unit = ""
@@ -375,7 +419,7 @@ def _uniform(text: str) -> str:
     text = bare or _UNIT.sub(r"\1", text)
     # x = ..., and x \in ...
     text = text.strip()
-    named = _NAME.match(text)
+    named = _NAME.match(text) or _LABEL.match(text)
     if named:
         text = text[named.end() :]
     text = text.strip().removeprefix("=").strip()
@@ -422,11 +466,25 @@ _NEGATIVE_MONEY = re.compile(r"(?<![\w)\]}%.$])-\\?\$(?=\d)")
 _PLAIN_MIXED = re.compile(r"(?<![\d.,/])(\d{1,9}) {1,3}(\d{1,9})/(\d{1,9})(?![\d/])")
 
 
-def plain_numbers(text: str) -> str:
-    r"""Return a text in which fractions, mixed numbers and money are written as the library math-verify reads them.
+# A sign of its own before a number: +42 and x = +42, not 1 +42
+_BEGIN = r"(^|[=:(\[]|(?<![\\A-Za-z])(?:is|are|equals))"
+_PLUS = re.compile(rf"{_BEGIN}([ \t]{{0,3}})\+(?=\.?\d)", re.MULTILINE)
+# answer:42
+_COLON = re.compile(r"(?<=[A-Za-z]):(?=[-+]?\\?\$?\d)")
+# A number in brackets as the whole answer, or as what the last sentence says
+_IN_BRACKETS = re.compile(
+    rf"(\A\s{{0,9}}|[=:][ \t]{{0,3}}|(?<![\\A-Za-z])(?:is|are|equals)[ \t]{{1,3}})"
+    rf"\(({_SINGLE})\)(?=\s{{0,9}}[.!]?\s{{0,9}}\Z)"
+)
 
-    3 1/2 is written as 7/2, -$5 as -5, \dfrac and \frac12 as \frac{1}{2}.
+
+def plain_numbers(text: str) -> str:
+    r"""Return a text in which numbers are written as the library math-verify reads them.
+
+    3 1/2 is written as 7/2, -$5 as -5, \dfrac and \frac12 as \frac{1}{2}, +42, answer:42 and a last (42) as 42.
     """
+    text = _IN_BRACKETS.sub(r"\1\2", _COLON.sub(": ", text))
+    text = _PLUS.sub(r"\1\2", text)
     text = _PLAIN_MIXED.sub(_improper, _NEGATIVE_MONEY.sub("-", text))
     return _full_fractions(text)
 

@@ -15,7 +15,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from rlplace.envs.text import Transcript, math_library
+from rlplace.envs.text import Transcript, math_answers, math_library
 from rlplace.envs.text import rewards as v
 from rlplace.envs.text.math_answers import last_boxed, math_answer, math_verify, number
 from rlplace.errors import ConfigError
@@ -267,3 +267,79 @@ def test_an_answer_that_goes_round_in_circles_is_read_once() -> None:
     assert last_boxed("\\boxed{7}" + "\\boxed{" * 50_000) == "7"
     assert last_boxed("\\boxed{" * 50_000) is None
     assert last_boxed("\\boxed{1}{\\boxed {2}} } \\boxed{\\boxed{3} {4}}") == "3"
+
+
+# Answer; value by own rules; value by the library with what is done before it. The library alone gives 0 to most.
+PLAIN = [
+    *((answer, 1, 1) for answer in ("(42)", "`42`", "answer:42", "Answer:42", "+42")),
+    *((answer, 1, 1) for answer in ("_42_", "*42*", "***42***", "_**42**_", "> 42")),
+    *((answer, 1, 1) for answer in ("The answer is (42).", "so `42`.", "x = +42")),
+    *(
+        (answer, 1, 1)
+        for answer in ("**Final answer:** (42)", '"42"', "\u201c42\u201d")
+    ),
+    *((answer, 1, 1) for answer in ("#### `42`", "#### _42_", "#### +42", "#### (42)")),
+    *((answer, 1, 1) for answer in (r"\boxed{(42)}", r"\boxed{`42`}", r"\boxed{_42_}")),
+    *((answer, 1, 1) for answer in (r"\boxed{answer: 42}", r"\boxed{Answer:42}")),
+    # What is no number of its own
+    *((answer, 0, 0) for answer in ("(42, 1)", "x_42", "a_42_", "x>42", "CO_42_")),
+    *((answer, 0, 0) for answer in ("`42 + 1`", "*42*3", "(42)^2", r"\boxed{(42,1)}")),
+    *((answer, 0, 0) for answer in ("7 +42x", r"\boxed{f(42)}")),
+]
+
+
+@pytest.mark.parametrize(("answer", "own", "library"), PLAIN)
+def test_a_number_counts_with_the_marks_around_it(
+    answer: str, own: float, library: float
+) -> None:
+    told = transcript(answer, answer="42")
+    assert math_answer(told) == own
+    assert math_verify(told) == library
+
+
+@pytest.mark.parametrize(
+    ("answer", "right", "value"),
+    [
+        (r"\boxed{(3,4)}", "34", 0),
+        (r"\boxed{(1,200)}", "1200", 0),
+        ("The answer is (3,4)", "34", 0),
+        ("equation (3) gives 7", "3", 0),
+        ("equation (3) gives 7", "7", 1),
+        ("2 +42", "2", 0),
+        ("it is 3 _or_ 4", "4", 1),
+    ],
+)
+def test_marks_that_are_left_out_make_no_other_number(
+    answer: str, right: str, value: float
+) -> None:
+    told = transcript(answer, answer=right)
+    assert math_answer(told) == value
+    assert math_verify(told) == value
+
+
+@pytest.mark.parametrize(
+    ("answer", "right"),
+    [
+        (r"\boxed{9e999999}", r"50\%"),
+        (r"\boxed{50\%}", "9e999999"),
+        (r"\boxed{1e-999999}", "1%"),
+    ],
+)
+def test_a_number_that_is_too_large_to_multiply_is_not_right(
+    answer: str, right: str
+) -> None:
+    """An error of decimal numbers would end the run."""
+    assert math_answer(transcript(answer, answer=right)) == 0
+
+
+def test_an_answer_that_takes_too_long_is_not_right(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def read(answer: str) -> str:
+        while True:
+            pass
+
+    monkeypatch.setattr(math_answers, "_SECONDS", 0.05)
+    monkeypatch.setattr(math_answers, "_read", read)
+    long = "so it is 42 " * 1_000
+    assert math_answer(transcript(long, answer="42")) == 0

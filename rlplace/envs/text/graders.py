@@ -19,6 +19,8 @@ import multiprocessing.connection
 import os
 import resource
 import signal
+import socket
+import struct
 import subprocess
 import sys
 import time
@@ -126,6 +128,7 @@ class _GraderProcess:
             )
         finally:
             other.close()
+        _limit(self.pipe, timeout_s)
         self.pipe.send((memory_bytes, timeout_s, list(rewards)))
         # The case in work, how often it was tried before, and its numbers so far
         self.case: Case | None = None
@@ -139,6 +142,16 @@ class _GraderProcess:
         """Kill the process."""
         kill_session(self.popen)
         self.pipe.close()
+
+
+def _limit(pipe: Connection, seconds: float) -> None:
+    """Let a message through `pipe` fail with BlockingIOError, if the other process does not take or end it in time."""
+    # Of the kernel's struct timeval: seconds and microseconds. Zero would be no limit
+    microseconds = max(1, int(seconds % 1 * 1e6))
+    limit = struct.pack("ll", int(seconds), microseconds)
+    with socket.socket(fileno=os.dup(pipe.fileno())) as link:
+        link.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, limit)
+        link.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, limit)
 
 
 class ProcessGrader:
@@ -224,12 +237,15 @@ class ProcessGrader:
     def _show(self, worker: _GraderProcess) -> None:
         """Send the transcript of the worker's case to the worker's process.
 
-        The process is waiting for it, so sending does not block, even if the transcript is long.
+        The process is waiting for it, so sending does not block, even if the transcript is long; of a process that
+        stands still, this call returns at the deadline.
         """
         assert worker.case is not None
         worker.deadline = time.monotonic() + self._timeout_s
-        # If the process has died, `_hear` finds out
-        with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+        # If the process has died or stands still, `done` finds out
+        with contextlib.suppress(
+            BrokenPipeError, ConnectionResetError, BlockingIOError
+        ):
             worker.pipe.send(worker.case.transcript)
 
     def _hear(self, worker: _GraderProcess) -> list[Graded]:

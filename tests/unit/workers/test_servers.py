@@ -299,6 +299,34 @@ def test_a_joined_ray_is_watched_by_its_address(
     assert death.calls_go_on
 
 
+def wait_for_answer(watch: Servers, clock: list[float]) -> None:
+    """As a start of workers waits."""
+    while not watch.answers(starting=True):
+        watch.check(idle=True, starting=True)
+        clock[0] += 0.5
+
+
+def test_a_head_that_accepts_and_does_not_answer_is_named_where_a_worker_starts(
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    clock: list[float],
+) -> None:
+    """So does a GCS that stands still. Ray's calls would wait for it; runs that start no worker go on."""
+    monkeypatch.setattr(servers, "_CONNECT_S", 0.02)
+    with socket.create_server(("127.0.0.1", 0), backlog=500) as listening:
+        watch = Servers(Head(f"127.0.0.1:{listening.getsockname()[1]}"))
+        looks_for(watch, 60.0, clock)
+        began = clock[0]
+        with (
+            caplog.at_level(logging.WARNING, "rlplace"),
+            pytest.raises(RayDied, match="has not answered for 30 s"),
+        ):
+            wait_for_answer(watch, clock)
+        assert clock[0] == began + 30.0
+    assert caplog.text.count("has not answered for 10 s") == 1
+    assert caplog.text.count("[ray-died]") == 1
+
+
 def test_a_head_that_answers_again_is_not_dead(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(servers, "HEAD_LOOK_S", 0.0)
     with socket.create_server(("127.0.0.1", 0)) as listening:

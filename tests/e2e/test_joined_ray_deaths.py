@@ -128,7 +128,9 @@ def test_a_gcs_that_stands_still_is_named_where_a_worker_has_to_be_started(
     gcs.suspend()
     began = time.monotonic()
     try:
-        assert not head.answers()
+        # Its threads stop one after the other.
+        while head.answers():
+            time.sleep(0.1)
         worker.kill()
         seen += read_until(process, "cluster.ray.address: ")
         print(f"named {time.monotonic() - began:.1f} s after the stop of the GCS")

@@ -233,13 +233,23 @@ class Head:
         return False
 
     def _replies(self) -> bool:
-        """Return whether the GCS answers the first words of HTTP/2, by which gRPC begins each connection."""
+        """Return whether the GCS reacts to the first words of HTTP/2, by which gRPC begins each connection.
+
+        One that wants TLS closes the connection, which is a reaction, too.
+        """
         try:
-            with socket.create_connection((self._host, self._port), _CONNECT_S) as link:
-                link.sendall(_HTTP2)
-                return bool(link.recv(1))
+            link = socket.create_connection((self._host, self._port), _CONNECT_S)
         except OSError:
             return False
+        with link:
+            try:
+                link.sendall(_HTTP2)
+                link.recv(1)
+            except TimeoutError:
+                return False
+            except OSError:  # closed by the other side
+                return True
+        return True
 
     def _accepts(self) -> bool:
         """Return whether the GCS accepts a connection now."""

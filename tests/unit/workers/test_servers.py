@@ -6,6 +6,7 @@ import contextlib
 import logging
 import socket
 import subprocess
+import threading
 from collections.abc import Iterator
 
 import psutil
@@ -325,6 +326,26 @@ def test_a_head_that_accepts_and_does_not_answer_is_named_where_a_worker_starts(
         assert clock[0] == began + 30.0
     assert caplog.text.count("has not answered for 10 s") == 1
     assert caplog.text.count("[ray-died]") == 1
+
+
+@pytest.mark.parametrize("answer", [b"\0", b""])
+def test_a_head_that_answers_or_closes_the_connection_lives(answer: bytes) -> None:
+    """A GCS that wants TLS closes connections without it."""
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+
+        def serve() -> None:
+            link, _ = listening.accept()
+            with link:
+                link.recv(1)
+                link.sendall(answer)
+
+        head = Head(f"127.0.0.1:{listening.getsockname()[1]}")
+        thread = threading.Thread(target=serve)
+        thread.start()
+        assert head.answers()
+        thread.join()
+    # Nothing listens any more.
+    assert not head.answers()
 
 
 def test_a_head_that_answers_again_is_not_dead(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -84,7 +84,6 @@ class Reward:
 
     `name`: name of the metric, the part of `written` after the colon. `written`: name of the function in the config.
     `key`: config key of the reward component with this function; "" for a reward of the environment.
-    `lists`: whether the function takes lists. It then gets lists of length one, so that limits apply to each episode.
     `chat`: whether prompts are messages of a chat; functions of TRL's form then get messages.
     """
 
@@ -93,7 +92,6 @@ class Reward:
     key: str = ""
     weight: float = 1.0
     kwargs: Mapping[str, object] = dataclasses.field(default_factory=dict)
-    lists: bool = False
     chat: bool = False
 
     @property
@@ -104,7 +102,7 @@ class Reward:
     @property
     def trusted(self) -> bool:
         """Whether the function is shipped and quick: it cannot hang and does not use much memory."""
-        return not self.lists and self.shipped and self.written not in _APART
+        return self.shipped and self.written not in _APART
 
     def quick(self, transcript: Transcript) -> bool:
         """Return whether the function is `trusted`, and the episode is short enough for it to be quick."""
@@ -190,7 +188,6 @@ def named_reward(
         key=own,
         weight=weight,
         kwargs=kwargs,
-        lists=form not in ("transcript", "verl"),
         chat=chat,
     )
 

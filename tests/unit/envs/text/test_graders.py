@@ -209,12 +209,12 @@ def test_processes_work_beside_each_other() -> None:
         ),
         ([reward("leaves")], "reward-raised", "SystemExit: 0\n"),
         (
-            [Reward(name="nothing", written=f"{ODD}:nothing", lists=True)],
+            [Reward(name="nothing", written=f"{ODD}:nothing")],
             "reward-raised",
             "ValueError: a NoneType for 1",
         ),
         (
-            [Reward(name="too_many", written=f"{ODD}:too_many", lists=True)],
+            [Reward(name="too_many", written=f"{ODD}:too_many")],
             "reward-raised",
             "ValueError: 2 rewards for",
         ),

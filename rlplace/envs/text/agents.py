@@ -17,7 +17,6 @@ import dataclasses
 import http.server
 import json
 import queue
-import random
 import re
 import secrets
 import sys
@@ -155,10 +154,7 @@ class AgentTask:
         """
         if not self._rows:
             return {}
-        epoch, place = divmod(number, self._epochs.size)
-        order = self._epochs.rows(epoch)
-        random.Random(f"{self._seed}/{epoch}").shuffle(order)
-        return self._rows[order[place]][0]
+        return self._rows[self._epochs.row(number)][0]
 
 
 class AgentEpisode:

@@ -23,6 +23,8 @@ _SHOWN = 200
 ROW = ", row"
 # Greatest weight of a data set: how often each of its rows comes in an epoch
 _MOST_OFTEN = 1_000
+# Epochs whose orders are kept beside that of the newest: a replacement prompt may be of another epoch
+_EPOCHS = 4
 # Places of further bad rows that an error names
 _MORE = 8
 _Given = TypeVar("_Given")
@@ -55,14 +57,20 @@ class Share:
 
 
 class Epochs:
-    """Which rows each epoch asks, for data sets with weights.
+    """Which row each prompt of a run asks, for data sets with weights. Epochs have random orders of their own.
 
     An epoch asks each row of a data set as many times as the whole part of the weight says. For the rest of the weight
     it asks a part of the rows, and epochs take turns through all rows: no row is left out for ever.
     """
 
     def __init__(self, shares: Sequence[Share], seed: int) -> None:
-        """Prepare the epochs of the data sets `shares`. `seed`: seed of the order in which epochs take turns."""
+        """Prepare the epochs of the data sets `shares`.
+
+        `seed`: seed of the orders of rows within epochs, and of the order in which epochs take turns.
+        """
+        self._seed = seed
+        # Orders of the newest epochs
+        self._orders: dict[int, list[int]] = {}
         self._whole: list[int] = []
         # For each weight with a fraction: its rows in a random order, and how many of them an epoch asks
         self._turns: list[tuple[list[int], int]] = []
@@ -81,13 +89,22 @@ class Epochs:
         """Number of rows that each epoch asks."""
         return len(self._whole) + sum(count for _, count in self._turns)
 
+    def row(self, number: int) -> int:
+        """Return the number of the row that a prompt asks. `number`: number of the prompt in the run, from 0."""
+        epoch, place = divmod(number, self.size)
+        if epoch not in self._orders:
+            newest = [*self._orders.items()][-_EPOCHS:]
+            self._orders = {**dict(newest), epoch: self.rows(epoch)}
+        return self._orders[epoch][place]
+
     def rows(self, epoch: int) -> list[int]:
-        """Return the numbers of the rows that an epoch asks, in no particular order. `epoch`: counted from 0."""
+        """Return the numbers of the rows that an epoch asks, in the order of its prompts. `epoch`: counted from 0."""
         asked = list(self._whole)
         for order, count in self._turns:
             # The next `count` rows behind those of the epoch before, around the end
             first = epoch * count
             asked += [order[at % len(order)] for at in range(first, first + count)]
+        random.Random(f"{self._seed}/{epoch}").shuffle(asked)
         return asked
 
 

@@ -45,8 +45,6 @@ _SHOWN = 200  # characters of a prompt that an error shows
 _TRIES = 100  # draws of an endless task before the error that no prompt is short enough
 # offset between the numbers of redraws; larger than any run's number of prompts
 _APART = 1 << 23
-# cached orders of epochs, besides the newest; a replacement prompt may be of another epoch
-_EPOCHS = 4
 
 
 class Prompts:
@@ -96,8 +94,6 @@ class Prompts:
         self._longest = config.algorithm.max_prompt_length
         self._drop = env.long_prompts == "drop"
         self.dropped = 0
-        # Orders of the newest epochs
-        self._orders = dict[int, list[int]]()
         # None for an endless task
         self._epochs: Epochs | None = None
         # Rows of the task that an evaluation asks, in this order
@@ -123,14 +119,7 @@ class Prompts:
         if self.held_out:
             return self._begun(self._asked[number], samples)
         if self._epochs is not None:
-            epoch, place = divmod(number, self._epochs.size)
-            if epoch not in self._orders:
-                self._orders = {
-                    **dict([*self._orders.items()][-_EPOCHS:]),
-                    epoch: self._epochs.rows(epoch),
-                }
-                random.Random(f"{self._seed}/{epoch}").shuffle(self._orders[epoch])
-            return self._begun(self._orders[epoch][place], samples)
+            return self._begun(self._epochs.row(number), samples)
         lengths: list[int] = []
         for row in itertools.islice(
             itertools.count(number, _APART), _TRIES if self._drop else 1

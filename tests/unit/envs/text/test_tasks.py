@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from rlplace.envs.text import Image, Message, TextTask, Transcript
 from rlplace.envs.text.rewards import reasoning_score
-from rlplace.envs.text.rows import Epochs, read_rows
+from rlplace.envs.text.rows import Epochs, Share, read_rows
 from rlplace.envs.text.tasks import (
     Arithmetic,
     Guessing,
@@ -604,6 +604,19 @@ def test_data_sets_are_mixed_by_how_often_their_rows_are_asked(tmp_path: Path) -
     again = Epochs(task.shares, seed=3)
     assert [epochs.rows(n) for n in range(7)] == [again.rows(n) for n in range(7)]
     assert PromptSet(seed=3, split="train", path=[one, other]).size == 8
+
+
+def test_each_epoch_has_an_order_of_its_own_wherever_prompts_come_from() -> None:
+    epochs = Epochs([Share(rows=range(6), weight=1.0)], seed=3)
+    asked = [epochs.row(number) for number in range(12)]
+    assert asked == [*epochs.rows(0), *epochs.rows(1)]
+    assert sorted(asked[:6]) == sorted(asked[6:]) == list(range(6))
+    assert asked[:6] != asked[6:]
+    # A prompt is the same one whatever was asked before
+    again = Epochs([Share(rows=range(6), weight=1.0)], seed=3)
+    assert [again.row(number) for number in reversed(range(60))][-12:] == asked[::-1]
+    other = Epochs([Share(rows=range(6), weight=1.0)], seed=4)
+    assert [other.row(number) for number in range(12)] != asked
 
 
 def test_data_sets_whose_files_have_one_name_are_told_apart(tmp_path: Path) -> None:

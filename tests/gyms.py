@@ -16,7 +16,7 @@ from typing import Any
 import gymnasium
 import numpy as np
 from gymnasium.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete, Text
-from gymnasium.wrappers import FlattenObservation
+from gymnasium.wrappers import FlattenObservation, NormalizeObservation
 from numpy.typing import NDArray
 
 from rlplace.envs.wrappers import Shown
@@ -442,6 +442,15 @@ class Broken(Script):
 
     def __init__(self) -> None:
         raise ValueError("a bug in the simulator")
+
+
+class OwnNormalize(NormalizeObservation[Any, Any, Any]):
+    """A wrapper of a user, derived from one with statistics."""
+
+
+def normalizing() -> gymnasium.Env[Any, Any]:
+    """Make an environment that brings a normalizing wrapper of its own."""
+    return NormalizeObservation(gymnasium.make("CartPole-v1"))
 
 
 for _name, _class in {

@@ -85,6 +85,7 @@ class Spaces:
     `parts`: the entries in their order within a row; empty if the observation is a single array. Memory is not a part.
     `memory`: number of float32 values of the policy's memory.
     `chunk`: number of actions that are decided at once; if above 1, it is the first axis of `actions`.
+    `normalized`: whether the simulator normalizes by statistics of its own, see `Normalizing`.
     """
 
     observation_shape: tuple[int, ...]
@@ -93,6 +94,7 @@ class Spaces:
     parts: tuple[Part, ...] = ()
     memory: int = 0
     chunk: int = 1
+    normalized: bool = False
 
     @property
     def numbers(self) -> int:

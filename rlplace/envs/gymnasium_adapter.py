@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import importlib
 import importlib.util
 import math
@@ -100,9 +101,11 @@ class GymnasiumAdapter:
                 reason=error,
             ) from error
         from rlplace.envs.gymnasium_results import close_all
+        from rlplace.envs.gymnasium_state import statistics_of
 
         try:
-            return spaces_of(env.observation_space, env.action_space)
+            spaces = spaces_of(env.observation_space, env.action_space)
+            return dataclasses.replace(spaces, normalized=bool(statistics_of(env)))
         finally:
             close_all([env], config.id)
 

@@ -128,14 +128,21 @@ def _normalizing(env: gymnasium.Env[Any, Any]) -> Iterator[tuple[Any, str, str]]
     found = Counter[str]()
     layer: Any = env
     while hasattr(layer, "env"):
-        if type(layer).__module__.startswith("gymnasium.wrappers."):
+        if _has_statistics(type(layer)):
             for attribute in _NORMALIZING:
-                if hasattr(type(layer), "update_running_mean") and attribute in vars(
-                    layer
-                ):
+                if attribute in vars(layer):
                     yield layer, attribute, f"{attribute}.{found[attribute]}."
                     found[attribute] += 1
         layer = layer.env
+
+
+def _has_statistics(kind: type) -> bool:
+    """Return whether a class of wrappers is a normalizing one of Gymnasium, or derived from one."""
+    return any(
+        base.__module__.startswith("gymnasium.wrappers.")
+        and "update_running_mean" in vars(base)
+        for base in kind.__mro__
+    )
 
 
 def _statistics_of(env: gymnasium.Env[Any, Any]) -> dict[str, NDArray[Any]]:

@@ -32,6 +32,7 @@ from rlplace.envs.registry import (
     needs,
     row_seeds,
     seed_global_numbers,
+    without_statistics,
 )
 from rlplace.errors import ConfigError, OutputError, SimulatorError
 
@@ -129,8 +130,7 @@ def _with_statistics(
     if not isinstance(simulator, Normalizing) or not simulator.statistics:
         return
     if not simulator.take_statistics(states):
-        names = ", ".join(wrapper.name for wrapper in config.wrappers)
-        raise config_error("no-statistics", "env.wrappers", names)
+        raise without_statistics(config)
 
 
 def _endless(

@@ -424,6 +424,22 @@ def make_simulator(config: SimulatorEnvConfig, rows: int, chunk: int) -> Simulat
     return in_chunks(simulator, chunk)
 
 
+def normalized_by(config: SimulatorEnvConfig) -> tuple[str, str]:
+    """Return (key, its value) of a config whose simulator normalizes by statistics: where errors about them point.
+
+    The wrappers of the config, or its simulator, if that brings wrappers of its own.
+    """
+    if config.wrappers:
+        return "env.wrappers", ", ".join(wrapper.name for wrapper in config.wrappers)
+    return "env.id", config.id or config.kind
+
+
+def without_statistics(config: SimulatorEnvConfig) -> ConfigError:
+    """Return the error that a policy is used without the statistics by which its simulator normalizes."""
+    key, got = normalized_by(config)
+    return config_error("no-statistics", key, got)
+
+
 def spaces_of_job(config: SimulatorJobConfig) -> Spaces:
     """Return the spaces of a job's policy: those of the simulator, with the policy's memory and chunks of actions.
 

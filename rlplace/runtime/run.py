@@ -294,7 +294,9 @@ def _run(
                 first=progress.iterations,
             )
             loop.started(cluster.start_s)
-            saving = Saving(job.config, job.plan, loop, folder, texts, progress)
+            saving = Saving(
+                job.job, job.config, job.plan, loop, folder, texts, progress
+            )
             for outlasted in history.ready(progress.train_s):
                 loop.count(outlasted)
                 _tell(outlasted)

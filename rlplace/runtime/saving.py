@@ -17,7 +17,7 @@ from typing import Any
 
 from rlplace.checkpoints.checkpoint import RUN, Checkpoint
 from rlplace.checkpoints.store import Contents, Saver, Store
-from rlplace.contract.registry import job_of
+from rlplace.contract.job import Job
 from rlplace.errors import OutputError, RlplaceError
 from rlplace.execution.faults import Recovery, StateLost
 from rlplace.execution.loop import Loop
@@ -50,6 +50,7 @@ class Saving:
 
     def __init__(
         self,
+        job: Job,
         config: Any,
         plan: Plan,
         loop: Loop,
@@ -59,13 +60,14 @@ class Saving:
     ) -> None:
         """Prepare the saving of a run, without writing anything.
 
-        `folder`: the run's folder. `texts`: file name -> text that is written into each checkpoint.
+        `job`: the job of `config`, from which the workers have their arguments. `folder`: the run's folder. `texts`:
+        file name -> text that is written into each checkpoint.
         """
         self._config = config.checkpoint
         self._loop = loop
         self._folder = folder
         self._texts = texts
-        self._job = job_of(config)
+        self._job = job
         self._optional = self._job.optional_state(config)
         stateful = self._job.stateful(config, plan)
         self._ranks = {c: plan.placement.world_size(c) for c in stateful}

@@ -13,6 +13,7 @@ import pytest
 
 from rlplace.checkpoints import report_written
 from rlplace.checkpoints.checkpoint import read
+from rlplace.contract.registry import job_of
 from rlplace.execution.loop import Loop
 from rlplace.report.summary import SIMULATED, Progress
 from rlplace.runtime.prepare import prepare
@@ -60,7 +61,7 @@ def saving(run: Path, workers: Workers) -> tuple[Saving, Progress]:
     )
     progress = Progress(measures=SIMULATED, began=time.perf_counter())
     return Saving(
-        job.config, job.plan, cast(Loop, workers), run, {}, progress
+        job_of(job.config), job.config, job.plan, cast(Loop, workers), run, {}, progress
     ), progress
 
 

@@ -9,9 +9,6 @@ from typing import TYPE_CHECKING, Any
 
 from rlplace.codes import config_error
 from rlplace.config.blocks.language_model import LanguageModelJobConfig
-from rlplace.config.read import try_config
-from rlplace.config.schema import Config
-from rlplace.contract.job import Job
 from rlplace.contract.requests import Evaluation, EvaluationRequest, ExportRequest
 from rlplace.contract.stages import Work
 from rlplace.envs.registry import check_task
@@ -26,7 +23,7 @@ from rlplace.jobs.language_model.rules.machine import launch_problems
 from rlplace.jobs.language_model.rules.own_engine import own_engine_problems
 from rlplace.jobs.language_model.rules.planned import plan_problems
 from rlplace.jobs.language_model.rules.signal import compares_groups
-from rlplace.jobs.notes import learning_rate_notes
+from rlplace.jobs.trained import TrainedJob
 from rlplace.jobs.variants import check_variant
 from rlplace.metrics import DROPPED_PROMPTS, UNCONFINED
 from rlplace.placement.counts import Count
@@ -37,9 +34,8 @@ from rlplace.placement.plan import Plan
 from rlplace.placement.schedule import Needs, base_stage
 from rlplace.report.sinks import SCORED_CONSOLE, TEXT_CONSOLE, Console
 from rlplace.report.summary import TEXT, Measures, Progress
-from rlplace.trained import Trained, where
+from rlplace.trained import Trained
 from rlplace.workers.arguments import TextArguments
-from rlplace.workers.facts import JobFacts
 
 if TYPE_CHECKING:
     from rlplace.jobs.language_model.performance.model import (
@@ -51,24 +47,16 @@ if TYPE_CHECKING:
 _REPLACED = ("env", "rollout", "reference", "reward")
 
 
-class LanguageModelJob(Job):
+class LanguageModelJob(TrainedJob):
     """The job of GRPO, PPO and related algorithms on language models."""
 
     def __init__(self) -> None:
         super().__init__(components={}, stages=(), name="language_model")
 
-    def read(
-        self, mapping: Mapping[str, Any], sources: Mapping[str, Source]
-    ) -> tuple[Config | None, list[Problem]]:
-        return try_config(mapping, sources)
-
     def completed(
         self, config: LanguageModelJobConfig, sources: Mapping[str, Source]
     ) -> LanguageModelJobConfig:
         return with_folder(config, sources)
-
-    def key_of(self, config: LanguageModelJobConfig, component: str) -> str:
-        return config.key_of(component)
 
     def needs(self, config: LanguageModelJobConfig) -> Needs:
         return plan.needs_of(config)
@@ -162,17 +150,6 @@ class LanguageModelJob(Job):
         ]
         return [block.api_key_env for block in rewards if block.api_key_env]
 
-    def facts(self, config: LanguageModelJobConfig, plan_: Plan) -> JobFacts:
-        placement = plan_.placement
-        return JobFacts(
-            ranks={c: placement.world_size(c) for c in placement.components}
-        )
-
-    def through_host(self, config: LanguageModelJobConfig, plan_: Plan) -> list[str]:
-        if config.actor.sync.through_host == "auto":
-            return ["actor.sync.through_host"]
-        return []
-
     def work(self, config: LanguageModelJobConfig, needs: Needs) -> Work:
         return iteration.work(needs)
 
@@ -248,17 +225,6 @@ class LanguageModelJob(Job):
             ("actor", "critic", "reference"), "state is sharded over"
         )
         return {**sharded, "env": "prompts are dealt to"}
-
-    def resume_notes(
-        self,
-        config: LanguageModelJobConfig,
-        differences: Mapping[str, tuple[object, object]],
-        iteration: int,
-    ) -> list[str]:
-        return learning_rate_notes(config, differences, iteration)
-
-    def last_line(self, run: Path) -> str:
-        return where(run)
 
     def saved_models(
         self, config: LanguageModelJobConfig, plan_: Plan, folder: Path

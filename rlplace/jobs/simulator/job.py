@@ -10,17 +10,15 @@ from rlplace.checks import evaluation
 from rlplace.checks.rule import broken
 from rlplace.config.blocks.policies import ModuleConfig
 from rlplace.config.blocks.simulator import SimulatorJobConfig
-from rlplace.config.read import try_config
-from rlplace.config.schema import Config
-from rlplace.contract.job import Job
 from rlplace.contract.requests import Evaluation, EvaluationRequest, ExportRequest
 from rlplace.contract.stages import Work
 from rlplace.envs.registry import check, spaces_of_job, surely_made
 from rlplace.errors import Problem, ProblemsError, Source
-from rlplace.jobs.notes import learning_rate_notes, missing_problems
+from rlplace.jobs.notes import missing_problems
 from rlplace.jobs.simulator import iteration, plan, rules
 from rlplace.jobs.simulator.evaluate import evaluate
 from rlplace.jobs.simulator.export import export
+from rlplace.jobs.trained import TrainedJob
 from rlplace.jobs.variants import check_variant
 from rlplace.metrics import ENDLESS_EPISODES
 from rlplace.models.custom_module import check_module
@@ -30,9 +28,8 @@ from rlplace.placement.plan import Plan
 from rlplace.placement.schedule import Needs
 from rlplace.report.sinks import EVALUATED_CONSOLE, RUN_CONSOLE, Console
 from rlplace.report.summary import SIMULATED, Measures, Progress
-from rlplace.trained import Trained, where
+from rlplace.trained import Trained
 from rlplace.workers.arguments import SimulatorArguments
-from rlplace.workers.facts import JobFacts
 
 if TYPE_CHECKING:
     from rlplace.envs.contract import Spaces
@@ -43,7 +40,7 @@ if TYPE_CHECKING:
     from rlplace.workers.worker import Worker
 
 
-class SimulatorJob(Job):
+class SimulatorJob(TrainedJob):
     """The job of PPO on simulators."""
 
     def __init__(self) -> None:
@@ -59,14 +56,6 @@ class SimulatorJob(Job):
         if self._seen is None or self._seen[0] is not config:
             self._seen = (config, spaces_of_job(config))
         return self._seen[1]
-
-    def read(
-        self, mapping: Mapping[str, Any], sources: Mapping[str, Source]
-    ) -> tuple[Config | None, list[Problem]]:
-        return try_config(mapping, sources)
-
-    def key_of(self, config: SimulatorJobConfig, component: str) -> str:
-        return config.key_of(component)
 
     def needs(self, config: SimulatorJobConfig) -> Needs:
         return plan.SIMULATOR_NEEDS
@@ -107,8 +96,20 @@ class SimulatorJob(Job):
         return [
             *broken(rules.PLANNED, plan_),
             *broken(evaluation.RULES, config),
-            *broken(rules.EVALUATION, config),
         ]
+
+    def launch_problems(
+        self, config: SimulatorJobConfig, plan_: Plan
+    ) -> Iterable[Problem]:
+        # Only a made simulator shows whether it normalizes.
+        if not rules.evaluates(config) or surely_made(config.env):
+            return ()
+        try:
+            spaces = self._spaces(config)
+        except ProblemsError as error:
+            return error.problems
+        made = rules.MadeSimulatorJob(config=config, spaces=spaces)
+        return broken(rules.EVALUATION, made)
 
     def dry_run_problems(
         self, config: SimulatorJobConfig, plan_: Plan
@@ -152,17 +153,6 @@ class SimulatorJob(Job):
         )
         return dict.fromkeys(components, arguments)
 
-    def facts(self, config: SimulatorJobConfig, plan_: Plan) -> JobFacts:
-        placement = plan_.placement
-        return JobFacts(
-            ranks={c: placement.world_size(c) for c in placement.components}
-        )
-
-    def through_host(self, config: SimulatorJobConfig, plan_: Plan) -> list[str]:
-        if config.actor.sync.through_host == "auto":
-            return ["actor.sync.through_host"]
-        return []
-
     def work(self, config: SimulatorJobConfig, needs: Needs) -> Work:
         return iteration.work(evaluated=config.runner.eval_every > 0)
 
@@ -203,7 +193,7 @@ class SimulatorJob(Job):
     def replaced_by_going_back(
         self, config: SimulatorJobConfig, plan_: Plan
     ) -> Collection[str]:
-        if rules.normalizes(config):
+        if self._spaces(config).normalized:
             # A lost rank had the only copy of its statistics.
             return ("env",)
         return ()
@@ -218,7 +208,7 @@ class SimulatorJob(Job):
         return tuple(c for c in plan_.placement.components if c != "rollout")
 
     def optional_state(self, config: SimulatorJobConfig) -> Collection[str]:
-        if rules.normalizes(config):
+        if self._spaces(config).normalized:
             return ()
         return ("env",)
 
@@ -233,17 +223,6 @@ class SimulatorJob(Job):
 
     def divided(self) -> Mapping[str, str]:
         return {"actor": "samples are dealt to", "env": "simulators are dealt to"}
-
-    def resume_notes(
-        self,
-        config: SimulatorJobConfig,
-        differences: Mapping[str, tuple[object, object]],
-        iteration: int,
-    ) -> list[str]:
-        return learning_rate_notes(config, differences, iteration)
-
-    def last_line(self, run: Path) -> str:
-        return where(run)
 
     def saved_models(
         self, config: SimulatorJobConfig, plan_: Plan, folder: Path

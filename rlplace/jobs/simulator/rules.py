@@ -5,13 +5,18 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterator
 from math import lcm
+from typing import TYPE_CHECKING
 
 from rlplace.checks.parallel import undivided
 from rlplace.checks.placed import PlacedJob
 from rlplace.checks.rule import Found, Rule, at_key
 from rlplace.config.blocks.simulator import SimulatorJobConfig
+from rlplace.envs.registry import normalized_by
 from rlplace.placement.plan import Plan
 from rlplace.placement.schedule import Residency, makes_room
+
+if TYPE_CHECKING:
+    from rlplace.envs.contract import Spaces
 
 _ENVS = "env.total_num_envs"
 _MINIBATCHES = "algorithm.num_minibatches"
@@ -285,26 +290,32 @@ PLANNED = (Rule(code="parallel-sizes", facts=_divided_policies),)
 # ── evaluations ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def normalizes(config: SimulatorJobConfig) -> bool:
-    """Return whether wrappers of Gymnasium normalize by statistics, without which the policy does not work."""
-    names = [wrapper.name for wrapper in config.env.wrappers]
-    return any(name.startswith("gymnasium.wrappers:Normalize") for name in names)
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class MadeSimulatorJob:
+    """A config of a job on simulators, and what is known of its simulator because one was made."""
+
+    config: SimulatorJobConfig
+    spaces: Spaces
 
 
-def _evaluates(config: SimulatorJobConfig) -> bool:
+def evaluates(config: SimulatorJobConfig) -> bool:
+    """Return whether the run of a config has evaluations."""
     return config.runner.eval_every > 0
 
 
-def _not_like_training(config: SimulatorJobConfig) -> Iterator[Found]:
+def _evaluates(job: MadeSimulatorJob) -> bool:
+    return evaluates(job.config)
+
+
+def _not_like_training(job: MadeSimulatorJob) -> Iterator[Found]:
     """Yield a finding if rollout cannot play the episodes of an evaluation as env plays those of training."""
-    env = config.env
-    if normalizes(config):
-        names = [wrapper.name for wrapper in env.wrappers]
-        yield Found(key="env.wrappers", got=", ".join(names))
+    if job.spaces.normalized:
+        key, got = normalized_by(job.config.env)
+        yield Found(key=key, got=got)
 
 
 # Rules of a run that evaluates
-EVALUATION: tuple[Rule[SimulatorJobConfig], ...] = (
+EVALUATION: tuple[Rule[MadeSimulatorJob], ...] = (
     Rule(
         code="not-evaluated-in-training", applies=_evaluates, facts=_not_like_training
     ),

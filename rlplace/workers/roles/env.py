@@ -18,7 +18,7 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from rlplace.codes import config_error, problem
+from rlplace.codes import problem
 from rlplace.envs.action_bounds import action_remark
 from rlplace.envs.contract import (
     ContinuousActions,
@@ -30,7 +30,12 @@ from rlplace.envs.contract import (
     Spaces,
     StepResult,
 )
-from rlplace.envs.registry import make_simulator, row_seeds, seed_global_numbers
+from rlplace.envs.registry import (
+    make_simulator,
+    row_seeds,
+    seed_global_numbers,
+    without_statistics,
+)
 from rlplace.errors import SimulatorError
 from rlplace.metrics import Metric, Metrics
 from rlplace.placement.schedule import Residency
@@ -478,9 +483,7 @@ class VectorEnvWorker(EnvWorker):
             saved = read(folder, rows, group.observations)
             lacking = not all(state.keys() >= needed for state in saved.states)
         if lacking:
-            wrappers = self.config.config.env.wrappers
-            names = ", ".join(wrapper.name for wrapper in wrappers)
-            raise config_error("no-statistics", "env.wrappers", names)
+            raise without_statistics(self.config.config.env)
         return saved
 
     def begin_again(self, iteration: int) -> Metrics:

@@ -58,3 +58,8 @@ def test_a_policy_of_normalized_observations_needs_their_statistics() -> None:
     with pytest.raises(ConfigError, match="NormalizeObservation") as caught:
         play(env, describe(env), act, episodes=1, seed=0, longest=500)
     assert caught.value.codes == ("no-statistics",)
+    # A simulator that brings the wrapper itself is named instead
+    env = SimulatorEnvConfig(id="tests.gyms:normalizing", max_episode_steps=50)
+    with pytest.raises(ConfigError, match="gyms:normalizing") as caught:
+        play(env, describe(env), act, episodes=1, seed=0, longest=500)
+    assert caught.value.codes == ("no-statistics",)

@@ -22,6 +22,7 @@ FLOORS = (  # lowest first; a room imports from floors below its own
         "cores",
         "errors",
         "extras",
+        "json_text",
         "places",
         "proxies",
         "signals",
@@ -63,6 +64,7 @@ FLOORS = (  # lowest first; a room imports from floors below its own
 )
 PEERS = {  # and from these rooms of its own floor
     "codes": {"errors"},
+    "json_text": {"codes"},
     "places": {"errors"},
     "models": {"envs"},
     "stopwatch": {"metrics"},
@@ -231,6 +233,20 @@ BLOCKS = {
         "workers.roles",
         "workers.training.lm_learner",
     },
+}
+
+# Modules that read JSON by themselves: json_text, and those whose texts rlplace has made a moment before
+READS_JSON = {
+    "comm.weights.device_group",
+    "envs.gymnasium_state",
+    "envs.text.code",
+    "json_text",
+    "models.describe",
+    "models.describe_policy",
+    "placement.memory.families",
+    "runtime.run",
+    "workers.launch.devices",
+    "workers.ray_launch.fork",
 }
 
 EMPTY_NAMES = {
@@ -444,6 +460,17 @@ def blocks_of_one_job(module: Module) -> Iterator[str]:
             yield f"{module.name}:{line}: {block} is imported only by {', '.join(sorted(places))}"
 
 
+def read_by_hand(module: Module) -> Iterator[str]:
+    """JSON of files and requests is read by json_text, which has an error for each damaged text."""
+    if module.within(READS_JSON):
+        return
+    for node in ast.walk(module.tree):
+        if not isinstance(node, ast.Call):
+            continue
+        if ast.unparse(node.func) in ("json.loads", "json.load"):
+            yield f"{module.name}:{node.lineno}: json_text reads JSON, and has an error for a damaged text"
+
+
 def passed_sentences(module: Module) -> Iterator[str]:
     """Errors take their texts from rlplace.codes; no function of a module's own makes them of sentences."""
     for node in ast.walk(module.tree):
@@ -533,6 +560,7 @@ RULES = (
     compared_jobs,
     imported_jobs,
     blocks_of_one_job,
+    read_by_hand,
     passed_sentences,
     missing_purpose,
     empty_names,
@@ -600,6 +628,7 @@ def test_every_module_keeps_the_rule(rule: Callable[[Module], Iterator[str]]) ->
             "config.open_job",
             "from rlplace.config.blocks import simulator",
         ),
+        (read_by_hand, "models.vision", "x = json.loads(file.read_text())"),
         (passed_sentences, "jobs.notes", "def _wrong(code, got): ..."),
         (passed_sentences, "cli.plan", "def refuse(key, what, *, why=None): ..."),
         (missing_purpose, "execution.loop", "x = 1"),
@@ -710,7 +739,7 @@ def test_every_room_and_door_exists() -> None:
     }
     for block, within in BLOCKS.items():
         places |= {block, *within}
-    places |= DECIDED_BY | NETWORKS
+    places |= DECIDED_BY | NETWORKS | READS_JSON
     assert (rooms | places) - there == set()
 
 

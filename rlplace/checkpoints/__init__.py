@@ -25,6 +25,8 @@ import os
 from collections.abc import Iterable
 from pathlib import Path
 
+from rlplace.json_text import parsed_object
+
 # Most bytes of a file of a model's weights. Rank 0 keeps them on its host until the file is written.
 MODEL_FILE_BYTES = 4 << 30
 # Most bytes of a file of a rank's tensors. While the file is written, its bytes are in memory twice more.
@@ -94,14 +96,17 @@ def written(folder: Path, ranks: int) -> dict[str, FileRecord] | None:
     """Return name -> record of all files that the ranks of a component have written.
 
     Return None until each rank has written its report. `folder`: the folder of the component. `ranks`: the number of
-    ranks of the component.
+    ranks of the component. Raises ValueError for a report that cannot be read, with a text that names it.
     """
     reports = [folder / f"rank_{rank:05}.json" for rank in range(ranks)]
     if not all(report.exists() for report in reports):
         return None
     found: dict[str, FileRecord] = {}
     for report in reports:
-        files = json.loads(report.read_text(encoding="utf-8"))
-        for name, record in files.items():
-            found[name] = FileRecord(**record)
+        try:
+            files = parsed_object(report.read_bytes().decode("utf-8"))
+            for name, record in files.items():
+                found[name] = FileRecord(**record)
+        except (ValueError, TypeError) as error:
+            raise ValueError(f"{report}: {error}") from error
     return found

@@ -13,6 +13,7 @@ from typing import Any
 from rlplace import codes
 from rlplace.checkpoints import FileRecord, record_of
 from rlplace.errors import ConfigError, Problem
+from rlplace.json_text import parsed_object
 
 FORMAT = 1  # of the manifest; a later one may have other files
 MANIFEST = "manifest.json"
@@ -57,6 +58,20 @@ class Checkpoint:
         """Return the text of config.yaml, plan.json or run.json. `name`: the name of the file."""
         return (self.folder / name).read_text(encoding="utf-8")
 
+    def values(self, name: str) -> dict[str, Any]:
+        """Return the content of a JSON file in the checkpoint, such as run.json. `name`: the name of the file.
+
+        Raises ConfigError if the file cannot be read.
+        """
+        file = self.folder / name
+        try:
+            return parsed_object(file.read_bytes().decode("utf-8"))
+        except (OSError, ValueError) as error:
+            reason = f"{type(error).__name__}: {error}"
+            raise codes.config_error(
+                DAMAGED, "resume", str(file), error="text", reason=reason
+            ) from error
+
     def manifest(self) -> str:
         """Return the text of the checkpoint's manifest, which is JSON."""
         values: dict[str, Any] = {"format": FORMAT}
@@ -82,7 +97,7 @@ def read(folder: Path, key: str = "resume") -> Checkpoint:
     if not manifest.exists():
         raise codes.config_error(DAMAGED, key, str(manifest), error="no-manifest")
     try:
-        values = json.loads(manifest.read_text(encoding="utf-8"))
+        values = parsed_object(manifest.read_bytes().decode("utf-8"))
         # A later format may have other keys, so it is checked before all others.
         form = values["format"]
         if type(form) is not int or form < 1:
@@ -97,7 +112,6 @@ def read(folder: Path, key: str = "resume") -> Checkpoint:
         KeyError,
         TypeError,
         AttributeError,
-        RecursionError,
     ) as error:
         reason = f"{type(error).__name__}: {error}"
         raise codes.config_error(

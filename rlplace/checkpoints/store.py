@@ -123,7 +123,7 @@ class Store:
         deadline_s = time.monotonic() + timeout_s
         files = dict[str, FileRecord]()
         for component, ranks in contents.ranks.items():
-            found = written(part / component, ranks)
+            found = _written(part, component, ranks)
             while found is None:
                 _check_failed(part, contents.ranks)
                 if time.monotonic() > deadline_s:
@@ -139,7 +139,7 @@ class Store:
                     raise OutputError(late)
                 if cancelled.wait(_POLL_S):
                     raise OutputError(_not_written(part, "given-up"))
-                found = written(part / component, ranks)
+                found = _written(part, component, ranks)
             for name, record in found.items():
                 files[f"{component}/{name}"] = record
 
@@ -266,6 +266,20 @@ def _check_failed(part: Path, components: Iterable[str]) -> None:
                 reason=why,
             )
             raise OutputError(refused)
+
+
+def _written(part: Path, component: str, ranks: int) -> dict[str, FileRecord] | None:
+    """Return name -> record of all files that the ranks of a component have written; None until all have.
+
+    `part`: the checkpoint's folder. Raises OutputError for a report that cannot be read.
+    """
+    try:
+        return written(part / component, ranks)
+    except ValueError as error:
+        unread = problem(
+            "checkpoint-not-written", _KEY, str(part), error="report", reason=error
+        )
+        raise OutputError(unread) from error
 
 
 def _not_written(part: Path, error: str) -> Problem:

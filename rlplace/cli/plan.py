@@ -23,6 +23,7 @@ from rlplace.config.paths import names_file
 from rlplace.config.read import word_meant
 from rlplace.config.validate import config_schema
 from rlplace.errors import did_you_mean
+from rlplace.json_text import parsed
 from rlplace.placement.memory.ledger import Measurements
 from rlplace.placement.memory.records import read_measurements
 from rlplace.placement.memory.solve import Knob, render_solution, solve
@@ -181,8 +182,8 @@ def _measurements(file: str) -> Measurements:
     Raises ConfigError.
     """
     try:
-        record = json.loads(Path(file).read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
+        record = parsed(Path(file).read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
         raise config_error(
             "not-measurements",
             "--measured",

@@ -17,6 +17,7 @@ from rlplace.checkpoints.store import LOCK, in_use
 from rlplace.codes import config_error
 from rlplace.commands import DONE, answered, typed
 from rlplace.config.options import OptionParser
+from rlplace.json_text import parsed
 from rlplace.report.record import CONFIG, SUMMARY
 from rlplace.report.sinks import METRICS_FILE
 from rlplace.report.summary import is_custom
@@ -205,8 +206,8 @@ def _lines(file: Path) -> Iterator[Mapping[str, Any]]:
 
 def _mapping(text: str) -> Mapping[str, Any]:
     try:
-        found = json.loads(text)
-    except (ValueError, RecursionError):  # being written, truncated or damaged
+        found = parsed(text)
+    except ValueError:  # being written, truncated or damaged
         return {}
     if isinstance(found, dict):
         return found

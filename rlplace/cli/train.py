@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import atexit
 import dataclasses
-import json
 import os
 import sys
 import threading
@@ -32,6 +31,7 @@ from rlplace.errors import (
     ProblemsError,
     RlplaceError,
 )
+from rlplace.json_text import read_object
 from rlplace.placement.flow import DeviceDelivery
 from rlplace.placement.language.slots import component_of
 from rlplace.placement.show.text import render_short, render_text
@@ -265,9 +265,8 @@ def _table(ended: Sequence[tuple[compose.Composed, Path]]) -> str:
     ]
     rows = [("result", "folder", "overrides")]
     for (_, folder), words in zip(ended, own, strict=True):
-        result = json.loads((folder / "summary.json").read_text(encoding="utf-8"))[
-            "return_last"
-        ]
+        summary = read_object(folder / "summary.json", "runner.output_dir")
+        result = summary.get("return_last")
         rows.append(("-" if result is None else f"{result:,.3f}", str(folder), words))
     return "\n".join(table(rows))
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-import json
 import os
 import subprocess
 import sys
@@ -25,6 +24,7 @@ from rlplace.contract.registry import job_of
 from rlplace.foresight.known import FILE
 from rlplace.foresight.model import model_of
 from rlplace.foresight.profile import Profile, read_profile
+from rlplace.json_text import read_object
 from rlplace.placement.language.spec import role_of
 from rlplace.placement.schedule import placed_names
 
@@ -196,9 +196,7 @@ def run(variant: Variant, iterations: int) -> Measured:
                 exit_code=done.returncode,
                 tail=tail,
             )
-        summary = json.loads(
-            (found[-1].parent / "summary.json").read_text(encoding="utf-8")
-        )
+        summary = read_object(found[-1].parent / "summary.json", "profile")
         profile = read_profile(
             found[-1].read_text(encoding="utf-8"), file=str(found[-1])
         )

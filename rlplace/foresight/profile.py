@@ -11,12 +11,12 @@ its size the simulators that step. Docs: docs/foresight.md.
 from __future__ import annotations
 
 import dataclasses
-import json
 import math
 from collections.abc import Mapping
 from typing import Any
 
 from rlplace.codes import config_error
+from rlplace.json_text import parsed
 
 VERSION_KEY = "rlplace_profile"
 VERSION = 1
@@ -178,8 +178,8 @@ def read_profile(text: str, *, file: str) -> Profile:
     `file`: name of the file, for errors.
     """
     try:
-        record = json.loads(text)
-    except (ValueError, RecursionError) as error:
+        record = parsed(text)
+    except ValueError as error:
         raise config_error("not-a-profile", file, str(error), error="json") from error
     if not isinstance(record, dict) or record.get(VERSION_KEY) != VERSION:
         got = type(record).__name__

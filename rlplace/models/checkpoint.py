@@ -32,6 +32,7 @@ from torch import Tensor
 from rlplace.checkpoints import MODEL_FILE_BYTES
 from rlplace.codes import config_error
 from rlplace.errors import OutputError
+from rlplace.json_text import read_object
 from rlplace.models.heads import INDEX, SINGLE, unread_weights
 
 if TYPE_CHECKING:
@@ -64,9 +65,7 @@ class Checkpoint:
         # Which file holds which weight: from the index, or the only file
         index = folder / INDEX
         if index.exists():
-            self._file_of: Mapping[str, str] = json.loads(
-                index.read_text(encoding="utf-8")
-            )["weight_map"]
+            self._file_of: Mapping[str, str] = read_object(index, key)["weight_map"]
         else:
             # Framework "np": with "pt" the whole file would be mapped at once
             with safe_open(folder / SINGLE, framework="np") as single:
@@ -317,9 +316,9 @@ def _complete(
         index = {"metadata": {"total_size": size}, "weight_map": weight_map}
         (part / INDEX).write_text(json.dumps(index, indent=2), encoding="utf-8")
     # `torch_dtype` is an older name of the key `dtype`
-    config = json.loads((part / "config.json").read_text(encoding="utf-8"))
+    config = read_object(part / "config.json", "actor.model.path")
     config.pop("torch_dtype", None)
-    content = json.dumps(config | changed, indent=2)
+    content = json.dumps({**config, **changed}, indent=2)
     (part / "config.json").write_text(content, encoding="utf-8")
 
 

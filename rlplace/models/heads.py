@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-import json
 from pathlib import Path
 from typing import Any
 
 from rlplace.codes import problem
 from rlplace.errors import Problem
+from rlplace.json_text import parsed
 
 # Names of a folder's only weight file, and of the index of several files
 SINGLE = "model.safetensors"
@@ -129,7 +129,7 @@ def unread_weights(folder: Path) -> str | None:
     # Which file should hold which weight
     try:
         if index.exists():
-            content = json.loads(index.read_text(encoding="utf-8"))
+            content = parsed(index.read_text(encoding="utf-8"))
             named: dict[str, str] = content["weight_map"]
         elif single.exists():
             file = single
@@ -149,7 +149,6 @@ def unread_weights(folder: Path) -> str | None:
         LookupError,
         TypeError,
         AttributeError,
-        RecursionError,
     ) as error:
         if isinstance(error, FileNotFoundError):
             return f"{file} is missing"
@@ -176,7 +175,7 @@ def _header(file: Path) -> dict[str, Any]:
             raise ValueError(
                 f"it is cut short, at {size:,} bytes, or no safetensors file"
             )
-        header = json.loads(opened.read(length))
+        header = parsed(opened.read(length))
     # The last weight must end where the file ends
     try:
         header.pop("__metadata__", None)

@@ -25,6 +25,7 @@ import numpy as np
 from rlplace.codes import config_error
 from rlplace.envs.text.contract import Image, Message, Prompt
 from rlplace.errors import ConfigError
+from rlplace.json_text import parsed
 from rlplace.tokens import Tokens
 
 if TYPE_CHECKING:
@@ -463,8 +464,8 @@ def _json(file: Path) -> dict[str, Any]:
     """Return the content of a JSON file; empty if the file does not exist. Raises ConfigError if it is damaged."""
     try:
         text = file.read_text(encoding="utf-8") if file.is_file() else "{}"
-        content: object = json.loads(text)
-    except (OSError, ValueError, RecursionError) as error:
+        content: object = parsed(text)
+    except (OSError, ValueError) as error:
         raise _damaged(file, error) from error
     if not isinstance(content, dict):
         raise _damaged(

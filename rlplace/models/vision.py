@@ -14,7 +14,6 @@ from __future__ import annotations
 import base64
 import dataclasses
 import io
-import json
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -25,6 +24,7 @@ import numpy as np
 from rlplace.codes import config_error
 from rlplace.config.blocks.language_model import LanguageModelJobConfig, TextEnvConfig
 from rlplace.envs.text.contract import Image
+from rlplace.json_text import read_object
 from rlplace.tokens import Files, Tokens
 
 if TYPE_CHECKING:
@@ -231,9 +231,8 @@ def _name(image: Image) -> str:
 
 
 def _json(file: Path) -> Mapping[str, Any]:
-    """Return the content of a JSON file; empty if the file does not exist."""
+    """Return the content of a JSON file; empty if the file does not exist. Raises ConfigError if it is damaged."""
     try:
-        content: Mapping[str, Any] = json.loads(file.read_text(encoding="utf-8"))
+        return read_object(file, "actor.model.path")
     except FileNotFoundError:
         return {}
-    return content

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-import json
 import math
 import statistics
 from array import array
@@ -18,6 +17,7 @@ import yaml
 from rlplace.codes import config_error
 from rlplace.config.found import value_at
 from rlplace.config.yaml_text import show
+from rlplace.json_text import parsed, parsed_object
 from rlplace.report.sinks import METRICS_FILE, SAMPLES_FILE
 from rlplace.report.summary import steps_name
 
@@ -193,12 +193,9 @@ def _text(file: Path) -> str:
 
 def _mapping(file: Path) -> dict[str, Any]:
     try:
-        found = json.loads(_text(file))
-    except RecursionError as error:
-        raise ValueError(f"{file.name} is nested too deeply") from error
-    if not isinstance(found, dict):
-        raise ValueError(f"{file.name} is no JSON object")
-    return found
+        return parsed_object(_text(file))
+    except ValueError as error:
+        raise ValueError(f"{file.name}: {error}") from error
 
 
 def _checked(
@@ -261,11 +258,11 @@ def _lines(file: Path, key: str) -> Iterator[tuple[float, Mapping[str, Any]]]:
     with file.open(encoding="utf-8", errors="replace") as lines:
         for number, line in enumerate(lines, 1):
             try:
-                record = json.loads(line)
+                record = parsed(line)
                 iteration = float(record["iteration"])
                 if not math.isfinite(iteration):
                     raise ValueError("its iteration is no finite number")
-            except (ValueError, TypeError, KeyError, RecursionError) as error:
+            except (ValueError, TypeError, KeyError) as error:
                 raise config_error(
                     "broken-metrics",
                     key,

@@ -27,6 +27,7 @@ from typing import Any, NamedTuple, Self
 from rlplace.codes import config_error, problem
 from rlplace.envs.registry import check_named, missing_library, named, place_of
 from rlplace.errors import ConfigError, OutputError, Problem
+from rlplace.json_text import read_object
 from rlplace.signals import Stopped
 
 KEY = "runner.sinks"
@@ -410,7 +411,7 @@ class TrackerSink:
         self._file = folder / FOLDER / f"{name.replace(':', '.')}.json"
         self._sent: dict[str, Any] = {"id": None, "page": "", "iteration": 0}
         with contextlib.suppress(FileNotFoundError):
-            self._sent |= json.loads(self._file.read_text(encoding="utf-8"))
+            self._sent |= read_object(self._file, "runner.sinks")
         self._tracker: Tracker | None = None
         self._retry_at_s = 0.0
         self._reported = False
@@ -605,7 +606,10 @@ def pages(folder: Path) -> list[str]:
     if events.is_dir():
         found.append(f"tensorboard --logdir {shlex.quote(str(events))}")
     for file in sorted((folder / FOLDER).glob("*.json")):
-        page = json.loads(file.read_text(encoding="utf-8"))["page"]
+        try:
+            page = read_object(file, "runner.sinks").get("page")
+        except ConfigError as error:
+            page = f"{file} cannot be read: {error.problems[0].why}"
         if page:
             found.append(page)
     return found

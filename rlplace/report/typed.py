@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from rlplace.checkpoints import write_whole
+from rlplace.json_text import parsed
 from rlplace.workers.launch.output import Above
 
 COMMAND = "command.json"
@@ -144,8 +145,8 @@ class Noted(Above):
 def commands(folder: Path) -> list[dict[str, Any]]:
     """Return the recorded commands of a run, oldest first; an empty list if the record is missing or damaged."""
     try:
-        found = json.loads((folder / COMMAND).read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError):
+        found = parsed((folder / COMMAND).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
         return []
     if isinstance(found, list):
         return [each for each in found if isinstance(each, dict)]

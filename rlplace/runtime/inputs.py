@@ -80,12 +80,6 @@ def written(inputs: Inputs) -> str:
     return json.dumps(inputs, indent=1, sort_keys=True) + "\n"
 
 
-def read(text: str) -> Inputs:
-    """Return the sizes and hashes in the text that a checkpoint keeps."""
-    inputs: Inputs = json.loads(text)
-    return inputs
-
-
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Change:
     """What has changed of the files that one key of a config names.

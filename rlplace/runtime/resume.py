@@ -224,7 +224,7 @@ def _changed_inputs(
     code: Mapping[str, type] = {}
     if isinstance(job.config, OpenConfig):
         code = job_of(job.config).workers(job.config, job.plan)
-    before = inputs.read(checkpoint.text(INPUTS))
+    before = checkpoint.values(INPUTS)
     changed = inputs.changes(before, inputs.inputs_of(job.mapping, code))
     return {
         key: change

@@ -262,7 +262,7 @@ def _run(
     workers = ", ".join(f"{placement.world_size(c)} {c}" for c in placement.components)
     print(f"starting {workers} workers", flush=True)
     progress = job.progress
-    before = {} if resumed is None else json.loads(resumed.text(RUN))
+    before = {} if resumed is None else resumed.values(RUN)
     if before:
         (progress.resume if history.ready_s is None else progress.go_back)(
             before["progress"]

@@ -109,7 +109,7 @@ class Saving:
         Return a text that says whether these samples are used. `kept`: number of groups of these samples that the env
         workers have loaded.
         """
-        generated = json.loads(checkpoint.text(RUN)).get("generated", {})
+        generated = checkpoint.values(RUN).get("generated", {})
         if kept:
             self._loop.generated = {
                 int(index): numbers for index, numbers in generated.items()
@@ -180,7 +180,7 @@ class Saving:
         state = self._start
         saved = self._newest
         if saved is not None:
-            state = json.loads(saved.text(RUN))
+            state = saved.values(RUN)
         iteration = int(state["progress"]["iterations"])
         anew = ""
 

@@ -53,7 +53,7 @@ def test_code_is_read_with_what_it_imports_of_the_same_place(code: Path) -> None
 
 
 def test_a_changed_import_is_named(code: Path) -> None:
-    before = inputs.read(inputs.written(inputs.inputs_of(config(code))))
+    before = json.loads(inputs.written(inputs.inputs_of(config(code))))
     assert inputs.changes(before, inputs.inputs_of(config(code))) == {}
     (code / "table_of_mine.py").write_text("TABLE = {1}\n")
     (code / "graders_of_mine" / "words.py").write_text("import rlplace\nWORDS = [)\n")

@@ -30,6 +30,7 @@ from rlplace.codes import config_error, problem
 from rlplace.envs.registry import named
 from rlplace.envs.text.contract import Message, NoPrompt, Split
 from rlplace.envs.text.rows import Epochs, Row, mixed
+from rlplace.json_text import parsed
 
 # Reachable from this machine only; requests without an episode's key are rejected as well
 _HOST = "127.0.0.1"
@@ -496,8 +497,8 @@ def _requests_of(
 def _messages(body: bytes) -> list[Message]:
     """Return the messages in the body of a chat request. Raises ValueError if the request is wrong or not supported."""
     try:
-        asked = json.loads(body)
-    except (ValueError, RecursionError) as error:
+        asked = parsed(body)
+    except ValueError as error:
         raise ValueError(f"the request is no JSON: {error}") from None
     if not isinstance(asked, dict):
         raise ValueError("a request is an object with a list of messages")

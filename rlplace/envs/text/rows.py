@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 from rlplace.codes import config_error
 from rlplace.envs.registry import needs
 from rlplace.errors import ConfigError, Problem, Source
+from rlplace.json_text import parsed
 
 _KEY = "env.kwargs.path"
 # Characters of a row that an error shows
@@ -243,8 +244,8 @@ def _json_row(line: bytes, place: Source) -> Mapping[str, Any]:
     """
     shown = line.decode("utf-8", "replace").strip()
     try:
-        values = json.loads(line, object_pairs_hook=_of_pairs)
-    except (ValueError, RecursionError) as error:  # bad JSON or UTF-8
+        values = parsed(line, _of_pairs)
+    except ValueError as error:  # bad JSON or UTF-8
         raise bad_row("line", shown, place, reason=error) from error
     if not isinstance(values, dict):
         raise bad_row("no-object", shown, place)
@@ -282,8 +283,8 @@ def _json_array(file: Path) -> list[Row]:
     """Return the rows of a JSON file that consists of one list of objects. Raises ConfigError."""
     written = file.read_bytes()
     try:
-        rows = json.loads(written, object_pairs_hook=_of_pairs)
-    except (ValueError, RecursionError) as error:
+        rows = parsed(written, _of_pairs)
+    except ValueError as error:
         place = Source(file=str(file), line=getattr(error, "lineno", 1))
         raise bad_row("no-list", str(file), place, reason=error) from error
     return each(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import os
 import shlex
 from collections.abc import Mapping
@@ -19,6 +18,7 @@ from rlplace.config.blocks.language_model import (
 from rlplace.config.blocks.training import TrainedConfig
 from rlplace.config.model_folder import instead_of, model_folder, no_folder
 from rlplace.errors import ConfigError, Source, source_of
+from rlplace.json_text import parsed
 
 _Block = TypeVar("_Block", bound=TrainedConfig | FrozenConfig)
 
@@ -99,11 +99,11 @@ def _config_json(
         )
     reason = None
     try:
-        keys = json.loads(file.read_text(encoding="utf-8"))
+        keys = parsed(file.read_text(encoding="utf-8"))
     except FileNotFoundError:
         keys = None
         which = "no-config-json"
-    except (OSError, ValueError, RecursionError) as error:
+    except (OSError, ValueError) as error:
         keys = None
         which = "unread-config"
         reason = str(error)

@@ -44,6 +44,7 @@ from typing import Any
 from rlplace.codes import config_error
 from rlplace.config.yaml_text import show
 from rlplace.extras import install_command
+from rlplace.json_text import parsed_object
 
 # Families whose descriptions are shipped
 SHIPPED = (
@@ -145,9 +146,9 @@ def _kept(keys: str) -> Mapping[str, Any]:
     )
     file = folder / f"{hashlib.sha256(name.encode()).hexdigest()[:32]}.json"
     try:
-        found: Mapping[str, Any] = json.loads(file.read_text(encoding="utf-8"))
-        return found
+        return parsed_object(file.read_text(encoding="utf-8"))
     except (OSError, ValueError):
+        # Described anew, and stored in place of a damaged file
         found = _ask(keys)
     if "error" not in found:
         try:
@@ -199,5 +200,7 @@ def ask(module: str, keys: str) -> Mapping[str, Any]:
                 or f"exit code {done.returncode}"
             )[:300]
         }
-    answer: Mapping[str, Any] = json.loads(last)
-    return answer
+    try:
+        return parsed_object(last)
+    except ValueError as error:
+        return {"error": f"its answer cannot be read: {error}"}

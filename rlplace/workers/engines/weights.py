@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import json
 import math
 import mmap
 import os
@@ -34,6 +33,7 @@ from rlplace.comm.weights.shards import Shard, replicas
 from rlplace.comm.weights.version import ReceivedWeights
 from rlplace.config.model_folder import text_keys
 from rlplace.errors import WeightSyncError
+from rlplace.json_text import read_object
 from rlplace.metrics import Metric, Metrics
 from rlplace.models.heads import weight_shapes
 from rlplace.placement.flow import CUT_BUCKET_BYTES
@@ -121,8 +121,8 @@ class ExpectedWeights:
     def of_folder(cls, folder: Path) -> ExpectedWeights:
         """Return the names and shapes of the weights in a model's folder.
 
-        Raises FileNotFoundError if there are no safetensors files or no config.json, OSError for a file that cannot be
-        read.
+        Raises FileNotFoundError if there are no safetensors files or no config.json, OSError for weights that cannot be
+        read, and ConfigError for a damaged config.json.
         """
         for file in folder.glob("*.safetensors"):
             try:
@@ -138,7 +138,7 @@ class ExpectedWeights:
         }
         if not shapes:
             raise FileNotFoundError(f"{folder} has no *.safetensors")
-        config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+        config = read_object(folder / "config.json", "actor.model.path")
         tied = EMBEDDING in shapes and (
             bool(config.get("tie_word_embeddings")) or HEAD not in shapes
         )
@@ -342,7 +342,7 @@ _TOLERANCE = {"fp32": 1e-3, "fp16": 0.1, "bf16": 0.5, "fp8": 1.0}
 
 def probe_tokens(job: TextArguments) -> list[int]:
     """Return the tokens of the probe, by which a weight sync is verified: random tokens, equal in every process."""
-    config = json.loads((job.model / "config.json").read_text(encoding="utf-8"))
+    config = read_object(job.model / "config.json", "actor.model.path")
     vocabulary: int = text_keys(config)["vocab_size"]
     length = min(_TOKENS, job.config.algorithm.longest - 1)
     drawn: list[int] = np.random.default_rng(0).integers(0, vocabulary, length).tolist()

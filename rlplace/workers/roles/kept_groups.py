@@ -24,6 +24,7 @@ from typing import Any
 import numpy as np
 
 from rlplace.envs.text import Transcript
+from rlplace.json_text import parsed
 from rlplace.tokens import Files, Sample
 from rlplace.workers.saving import unreadable_state
 
@@ -127,7 +128,7 @@ def digests(images: Files) -> tuple[bytes, ...]:
 
 def _samples(file: Path, asked: str) -> list[tuple[int, Sample]]:
     with np.load(file, allow_pickle=False) as stored:
-        index = json.loads(stored["index"].tobytes())
+        index = parsed(stored["index"].tobytes())
         if index["asked"] != asked:
             return []
         arrays = {name: stored[name] for name in _ARRAYS}

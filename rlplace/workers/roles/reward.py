@@ -30,6 +30,7 @@ from rlplace.envs.text.failures import NO_USE, Failures
 from rlplace.envs.text.graders import grader_of
 from rlplace.envs.text.rewards import Case, named_reward
 from rlplace.errors import ConfigError, RewardError
+from rlplace.json_text import parsed
 from rlplace.metrics import Metrics
 from rlplace.models.tokenizer import Tokenizer
 from rlplace.tokens import Sample
@@ -252,11 +253,11 @@ class RewardClient:
         )
         answer = self._retried(body.encode(), self._tries)
         try:
-            rewards = json.loads(answer)["rewards"]
+            rewards = parsed(answer)["rewards"]
             if not isinstance(rewards, list):
                 raise TypeError
             numbers = list(map(_number, rewards))
-        except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
+        except (ValueError, KeyError, TypeError, OverflowError):
             numbers = []
             error = "no-rewards"
         else:

@@ -26,6 +26,7 @@ import torch
 from rlplace.algo.packing import fit
 from rlplace.commands import begin
 from rlplace.config.model_folder import model_folder, no_folder
+from rlplace.json_text import parsed, read_object
 from rlplace.models.causal_lm import FrozenLm, reward_lm
 from rlplace.models.packed import Packed
 from rlplace.models.tokenizer import Tokenizer
@@ -120,7 +121,7 @@ class RewardServer(ThreadingHTTPServer):
 
 def most_tokens(folder: Path) -> int | None:
     """Return the most tokens of a text that a model reads, by its config.json; None if that names no limit."""
-    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    config = read_object(folder / "config.json", "folder")
     longest = config.get("max_position_embeddings")
     return longest if isinstance(longest, int) else None
 
@@ -155,13 +156,13 @@ class _Post(BaseHTTPRequestHandler):
             return self._refuse(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, why)
         body = self._read(size)
         try:
-            queries = json.loads(body)["query"]
+            queries = parsed(body)["query"]
             if not all(isinstance(query, str) and query for query in queries):
                 raise TypeError
             # Half a character has no bytes, and so no tokens.
             for query in queries:
                 query.encode()
-        except (ValueError, KeyError, TypeError, RecursionError):
+        except (ValueError, KeyError, TypeError):
             why = 'expected {"query": [text, ...]}, no text empty'
             return self._refuse(HTTPStatus.BAD_REQUEST, why)
         try:

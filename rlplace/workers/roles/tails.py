@@ -21,6 +21,7 @@ import re
 from collections.abc import Mapping
 from pathlib import Path
 
+from rlplace.json_text import parsed
 from rlplace.workers.saving import unreadable_state
 
 
@@ -151,7 +152,7 @@ class Tails:
 
     def _stored(self, file: Path) -> Mapping[int, int]:
         try:
-            stored = json.loads(file.read_text(encoding="utf-8"))
+            stored = parsed(file.read_text(encoding="utf-8"))
             if stored["prompts"] != self._prompts:
                 return {}
             return {int(ahead): int(left) for ahead, left in stored["instead"].items()}

@@ -22,6 +22,7 @@ FLOORS = (  # lowest first; a room imports from floors below its own
         "cores",
         "errors",
         "extras",
+        "http_server",
         "json_text",
         "places",
         "proxies",

@@ -14,32 +14,27 @@ tokens that it has sampled itself. From the agent's requests only the next messa
 from __future__ import annotations
 
 import dataclasses
-import http.server
-import json
 import queue
-import re
 import secrets
-import sys
 import threading
 import time
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from http import HTTPStatus
 from typing import Any, ClassVar, Protocol, cast
 
 from rlplace.codes import config_error, problem
 from rlplace.envs.registry import named
 from rlplace.envs.text.contract import Message, NoPrompt, Split
 from rlplace.envs.text.rows import Epochs, Row, mixed
+from rlplace.http_server import JsonServer, Limits, Refused
 from rlplace.json_text import parsed
 
 # Reachable from this machine only; requests without an episode's key are rejected as well
 _HOST = "127.0.0.1"
 _PATH = "/v1/chat/completions"
-# Most bytes of a request with the key of an episode, and of one without
-_MOST_BYTES = 64 << 20
-_MOST_UNKNOWN = 1 << 20
-# Seconds without data after which a connection is closed
-_SILENT_S = 120.0
+# What agents may take: each has a connection or several, and may compute for a while between two requests
+_LIMITS = Limits(connections=4096, silent_s=120.0)
 # Seconds that an agent may take to return after its last answer
 _END_S = 10.0
 # First requests kept for comparing the samples of a prompt
@@ -336,19 +331,49 @@ class _Line:
         self.answers.put(None)
 
 
-class _Server(http.server.ThreadingHTTPServer):
-    """An HTTP server with a long queue for the connections of many agents.
+class _Server(JsonServer):
+    """The HTTP server that answers the agents. The key of a request stands for the queues of an episode."""
 
-    If the queue were full, a client would try to connect again only after a second.
-    """
+    def get(self, path: str) -> object:
+        """Return the list of models. Raises Refused for other requests."""
+        if path != "/v1/models":
+            raise Refused(HTTPStatus.NOT_FOUND, f"there is {_PATH}")
+        model = {"id": "policy", "object": "model", "owned_by": "rlplace"}
+        return {"object": "list", "data": [model]}
 
-    request_queue_size = 1024
-    daemon_threads = True
+    def post(self, path: str, owner: _Line, body: bytes) -> object:
+        """Return the policy's answer to a chat request of an agent, for which it waits. Raises Refused."""
+        if path != _PATH:
+            raise Refused(HTTPStatus.NOT_FOUND, f"there is {_PATH}")
+        try:
+            answer = owner.ask(_messages(body))
+        except ValueError as error:
+            raise Refused(HTTPStatus.BAD_REQUEST, str(error)) from error
+        if answer is None:
+            why = "the episode is over: as many turns, or tokens, as it may have"
+            raise Refused(HTTPStatus.GONE, why)
+        # An answer in the form of the OpenAI API
+        choice = {
+            "index": 0,
+            "message": {"role": "assistant", "content": answer},
+            "finish_reason": "stop",
+            "logprobs": None,
+        }
+        return {
+            "id": f"chatcmpl-{secrets.token_hex(8)}",
+            "object": "chat.completion",
+            "model": "policy",
+            "created": int(time.time()),
+            "choices": [choice],
+            "usage": None,
+        }
 
-    def handle_error(self, request: Any, client_address: Any) -> None:
-        """Print the error of a request, unless the client has closed its connection."""
-        if not isinstance(sys.exception(), ConnectionError):
-            super().handle_error(request, client_address)
+    def refusal(self, status: int, why: str) -> object:
+        """Return the content of an error, in the form of the OpenAI API."""
+        if status == HTTPStatus.UNAUTHORIZED:
+            why = "the key is of no episode, or of one that is over"
+        error = {"message": why, "type": "invalid_request_error", "code": int(status)}
+        return {"error": error}
 
 
 class _Endpoint:
@@ -373,7 +398,7 @@ class _Endpoint:
         """
         with self._lock:
             if self._server is None:
-                self._server = _Server((_HOST, 0), _requests_of(self._lines.get))
+                self._server = _Server((_HOST, 0), owners=self._lines, limits=_LIMITS)
                 # Its threads end with the process
                 weakref.finalize(self, _end, self._server).atexit = False
                 serving = threading.Thread(
@@ -398,100 +423,6 @@ def _serve(server: _Server) -> None:
 def _end(server: _Server) -> None:
     """Shut the server down, in a separate thread, because `shutdown` blocks until the serving thread has stopped."""
     threading.Thread(target=server.shutdown, name="ends agents", daemon=True).start()
-
-
-def _requests_of(
-    find: Callable[[str], _Line | None],
-) -> type[http.server.BaseHTTPRequestHandler]:
-    """Return a handler class for the agents' HTTP requests.
-
-    `find`: takes the key of an episode, and returns its queues; None if there is no episode with this key.
-    """
-
-    class Requests(http.server.BaseHTTPRequestHandler):
-        """Handles the HTTP requests of agents."""
-
-        protocol_version = "HTTP/1.1"
-        disable_nagle_algorithm = True
-        wbufsize = -1  # an answer is sent at once
-        timeout = _SILENT_S
-
-        def do_GET(self) -> None:  # named by http.server
-            """Answer a request for the list of models; refuse all other GET requests."""
-            if self.path == "/v1/models":
-                model = {"id": "policy", "object": "model", "owned_by": "rlplace"}
-                self._send(200, {"object": "list", "data": [model]})
-            else:
-                self._refuse(404, f"there is {_PATH}")
-
-        def do_POST(self) -> None:
-            """Answer an agent's chat request with the policy's answer, for which it waits; refuse wrong requests."""
-            token = self.headers.get("Authorization", "").removeprefix("Bearer ")
-            line = find(token.strip())
-            # Read the body, if its size is given and allowed
-            size = self.headers.get("Content-Length", "")
-            whole = int(size) if re.fullmatch(r"[0-9]{1,18}", size) else None
-            most = _MOST_UNKNOWN if line is None else _MOST_BYTES
-            if whole is None or whole > most:
-                # The body stays unread, so the next request cannot be found in the stream
-                self.close_connection = True
-                if whole is None:
-                    why = (
-                        "a request has a Content-Length: bodies in chunks are not read"
-                    )
-                    return self._refuse(411, why)
-                why = f"a request has at most {most} bytes, this one {whole}"
-                return self._refuse(413, why)
-            body = self.rfile.read(whole)
-            if self.path != _PATH:
-                return self._refuse(404, f"there is {_PATH}")
-            if line is None:
-                why = "the key is of no episode, or of one that is over"
-                return self._refuse(401, why)
-            try:
-                answer = line.ask(_messages(body))
-            except ValueError as error:
-                return self._refuse(400, str(error))
-            if answer is None:
-                why = "the episode is over: as many turns, or tokens, as it may have"
-                return self._refuse(410, why)
-            # An answer in the form of the OpenAI API
-            choice = {
-                "index": 0,
-                "message": {"role": "assistant", "content": answer},
-                "finish_reason": "stop",
-                "logprobs": None,
-            }
-            completion = {
-                "id": f"chatcmpl-{secrets.token_hex(8)}",
-                "object": "chat.completion",
-                "model": "policy",
-                "created": int(time.time()),
-                "choices": [choice],
-                "usage": None,
-            }
-            return self._send(200, completion)
-
-        def _refuse(self, status: int, why: str) -> None:
-            """Answer with an HTTP error. `status`: HTTP status code. `why`: text of the error."""
-            error = {"message": why, "type": "invalid_request_error", "code": status}
-            self._send(status, {"error": error})
-
-        def _send(self, status: int, content: object) -> None:
-            """Answer with `content` as JSON. `status`: HTTP status code."""
-            body = json.dumps(content).encode()
-            self.send_response(status)
-            self.send_header("Content-Type", "application/json")
-            self.send_header("Content-Length", str(len(body)))
-            if self.close_connection:
-                self.send_header("Connection", "close")
-            self.end_headers()
-            self.wfile.write(body)
-
-        def log_message(self, format: str, *args: object) -> None:
-            """Print nothing: the run has its own log."""
-
-    return Requests
 
 
 def _messages(body: bytes) -> list[Message]:

@@ -23,6 +23,7 @@ from rlplace.envs.text import agents
 from rlplace.envs.text.agents import AgentTask
 from rlplace.envs.text.contract import Message, NoPrompt
 from rlplace.errors import ConfigError
+from rlplace.http_server import Limits
 from tests.text_stage import TextStage
 from tests.tiny_tokenizer import tiny_tokenizer
 
@@ -284,14 +285,14 @@ def test_what_cannot_be_read_is_refused_and_its_connection_ends(
     task: Callable[..., AgentTask],
 ) -> None:
     assert task(rude).episode(0).prompt == (Message("user", "go"),)
-    assert [code for code, _ in Told.refused] == [413, 411, 411, 413, 400]
+    assert [code for code, _ in Told.refused] == [413, 411, 411, 401, 400]
     assert [told for _, told in Told.refused[:4]] == ["close"] * 4
 
 
 def test_a_connection_on_which_nothing_comes_is_closed(
     task: Callable[..., AgentTask], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(agents, "_SILENT_S", 0.1)
+    monkeypatch.setattr(agents, "_LIMITS", Limits(silent_s=0.1))
     made = task(endless)
     episode = made.episode(0)
     place = made._endpoint.url.removeprefix("http://").removesuffix("/v1").split(":")

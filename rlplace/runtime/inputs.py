@@ -22,6 +22,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from rlplace.config.found import value_at
+from rlplace.units import counted, show_bytes
+
 # File in a checkpoint with the sizes and hashes of what a run reads
 INPUTS = "inputs.json"
 # Blocks of a config that have no influence on the numbers of a run
@@ -36,14 +39,22 @@ _WITHOUT_NUMBERS = (
     "resume_allow",
     "dry_run",
 )
+# Last words of keys whose value is a file or a folder, such as `path`, `data_dir` and `xmlFile`
+_PLACES = {"path", "paths", "file", "files", "folder", "folders", "dir", "directory"}
+# Words in keys whose files a run writes itself
+_WRITTEN = {"cache", "log", "logs", "out", "output", "record", "save", "temp", "tmp"}
 _CODE = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.-]*")
 # Of each key, so many bytes are compared as a whole. Further files are compared by their size and by blocks spread over
 # them: models have many gigabytes, folders of images many files
 _WHOLE_BYTES = 256 << 20
 _BLOCKS = 64
 _BLOCK_BYTES = 64 << 10
-# Most files of one folder or program that are compared
+# Of each key, at most so many bytes are read; further files are compared by their size alone
+_MOST_BYTES = 1 << 30
+# Most files of one folder or program that are compared: the first ones by name
 _MOST_FILES = 10_000
+# Keys that a text about compared files names
+_SHOWN = 6
 # Changed files that a text names
 _NAMED = 4
 
@@ -57,15 +68,17 @@ def inputs_of(
     """Return what the run of a config reads: key of the config -> name of each file -> its size and hash.
 
     `mapping`: the config as plain values. `code`: key -> a class of the user that the config does not name by a text.
-    Paths that do not exist, and code of installed libraries, are left out.
+    Paths that do not exist, and code of installed libraries, are left out. So are files that the run writes itself.
     """
     found: dict[str, dict[str, str]] = {}
+    written_in = str(value_at(mapping, "runner.output_dir") or "")
     for key, text in _texts(mapping):
         files: Sequence[tuple[str, Path]] = ()
         if _CODE.fullmatch(text):
             files = _program(text.partition(":")[0])
-        elif _names_file(key):
-            files = _files(Path(text).expanduser(), within=not _is_model(key))
+        elif _means_file(key, text):
+            place = Path(text).expanduser()
+            files = _files(place, within=not _is_model(key), without=written_in)
         if files:
             found.setdefault(key, {}).update(_hashed(files))
     for key, kind in (code or {}).items():
@@ -73,6 +86,20 @@ def inputs_of(
         if files:
             found.setdefault(key, {}).update(_hashed(files))
     return found
+
+
+def shown(inputs: Inputs) -> str:
+    """Return a text with the keys whose files a resume compares, and how many files each key has; "" for none."""
+    texts = []
+    for key, files in inputs.items():
+        size = sum(int(each.partition(" ")[0]) for each in files.values())
+        count = counted(len(files), "file")
+        if len(files) >= _MOST_FILES:
+            count = f"the first {count}"
+        texts.append(f"{key} ({count}, {show_bytes(size)})")
+    if len(texts) > _SHOWN:
+        texts[_SHOWN:] = [f"{len(texts) - _SHOWN} more keys"]
+    return ", ".join(texts)
 
 
 def written(inputs: Inputs) -> str:
@@ -155,33 +182,56 @@ def _texts(value: Any, key: str = "") -> Iterator[tuple[str, str]]:
             yield from _texts(below, key)
 
 
-def _names_file(key: str) -> bool:
-    """Return whether a text at `key` may be the path of a file that the run reads."""
-    return key.endswith(".path") or "kwargs." in key
+def _means_file(key: str, text: str) -> bool:
+    """Return whether a text at `key` certainly is the path of a file or folder that the run reads.
+
+    That is so by the name of the key. An argument with another name counts if its text looks like the path of a file,
+    with a folder or a suffix, and there is such a file: "." and "train" are other things than folders there.
+    """
+    if key.endswith(".path"):
+        return True
+    if "kwargs." not in key:
+        return False
+    name = key.rpartition(".")[2]
+    words = [word.lower() for word in re.findall(r"[A-Z]?[a-z]+|[A-Z]+", name)]
+    if not _WRITTEN.isdisjoint(words):
+        return False
+    if words and words[-1] in _PLACES:
+        return True
+    place = os.path.expanduser(text)
+    return bool(os.path.dirname(text) or Path(text).suffix) and os.path.isfile(place)
 
 
 def _is_model(key: str) -> bool:
     return key.endswith("model.path")
 
 
-def _files(path: Path, *, within: bool) -> list[tuple[str, Path]]:
+def _files(path: Path, *, within: bool, without: str) -> list[tuple[str, Path]]:
     """Return (name, path) of a file, or of each file in a folder; [] if the path does not exist.
 
-    `within`: whether folders within the folder count. Names of hidden files begin with a dot; they are left out.
+    `within`: whether folders within the folder count. `without`: a folder that does not count, with all that is in it.
+    Hidden files and folders, whose names begin with a dot, are left out. Of more than `_MOST_FILES`, the first ones by
+    name are returned.
     """
-    if path.is_file():
+    if os.path.isfile(path):
         return [(path.name, path)]
-    if not path.is_dir():
-        return []
-    found = []
-    pattern = "**/*" if within else "*"
-    for file in path.glob(pattern):
-        name = file.relative_to(path)
-        if file.is_file() and not any(part.startswith(".") for part in name.parts):
-            found.append((str(name), file))
-        if len(found) == _MOST_FILES:
-            break
-    return sorted(found)
+    left_out = os.path.abspath(without) if without else ""
+    found: list[tuple[str, Path]] = []
+    for folder, folders, names in os.walk(path):
+        folders[:] = sorted(
+            name
+            for name in folders
+            if within
+            and not name.startswith(".")
+            and os.path.abspath(os.path.join(folder, name)) != left_out
+        )
+        for name in sorted(names):
+            file = Path(folder, name)
+            if not name.startswith(".") and os.path.isfile(file):
+                found.append((str(file.relative_to(path)), file))
+            if len(found) == _MOST_FILES:
+                return found
+    return found
 
 
 def _program(module: str) -> list[tuple[str, Path]]:
@@ -268,13 +318,19 @@ def _of_module(name: Sequence[str], root: Path) -> Iterator[Path]:
 
 
 def _hashed(files: Sequence[tuple[str, Path]]) -> Iterator[tuple[str, str]]:
-    """Yield (name, size and hash) of each file that can be read."""
+    """Yield (name, size and hash) of each file that can be read; the size alone behind the most bytes."""
     left = _WHOLE_BYTES
+    read = 0
     for name, file in files:
         try:
             size = file.stat().st_size
             left -= size
-            yield name, f"{size} {_hash(file, whole=left >= 0)}"
+            whole = left >= 0
+            read += size if whole else min(size, _BLOCKS * _BLOCK_BYTES)
+            if read > _MOST_BYTES:
+                yield name, f"{size} not read"
+            else:
+                yield name, f"{size} {_hash(file, whole=whole)}"
         except OSError:
             continue
 

@@ -159,11 +159,14 @@ def run(
     with lock(folder) as not_locked:
         if not_locked is not None:
             _tell(not_locked.render())
+        # Sizes and hashes of data, models and code, which a resume compares
+        read = inputs.inputs_of(resolved, job.workers)
+        if read:
+            _tell(f"read by the run, and compared at a resume: {inputs.shown(read)}")
         texts = {
             CONFIG: yaml.safe_dump(saved_mapping(resolved), sort_keys=False),
             PLAN: json.dumps(render_json(report), indent=1) + "\n",
-            # Sizes and hashes of data, models and code, which a resume compares
-            INPUTS: inputs.written(inputs.inputs_of(resolved, job.workers)),
+            INPUTS: inputs.written(read),
         }
         for name, text in {
             **texts,

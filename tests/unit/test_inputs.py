@@ -95,6 +95,72 @@ def test_the_folder_of_a_model_counts_without_folders_in_it(tmp_path: Path) -> N
     assert list(found["actor.model.path"]) == ["config.json"]
 
 
+def test_only_what_certainly_is_a_file_or_folder_counts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "train").mkdir()
+    (tmp_path / "train" / "a.jsonl").write_text("")
+    (tmp_path / "runs").mkdir()
+    (tmp_path / "runs" / "metrics.jsonl").write_text("")
+    (tmp_path / "robot.xml").write_text("")
+    (tmp_path / "human").write_text("")
+    kwargs = {
+        "mode": ".",
+        "above": "..",
+        "split": "train",
+        "render_mode": "human",
+        "prompt": "a long text. " * 1_000 + "/",
+        "odd": "nothing\0.txt",
+        "log_dir": "train",
+        "output_file": "robot.xml",
+    }
+    runner = {"output_dir": "runs"}
+    mapping = {"env": {"kwargs": kwargs}, "runner": runner}
+    assert inputs.inputs_of(mapping) == {}
+    # By the name of the key, or as a file with a suffix
+    kwargs |= {"data_dir": "train", "xml": "robot.xml", "meshFile": "human"}
+    found = inputs.inputs_of(mapping)
+    assert {key: list(files) for key, files in found.items()} == {
+        "env.kwargs.data_dir": ["a.jsonl"],
+        "env.kwargs.xml": ["robot.xml"],
+        "env.kwargs.meshFile": ["human"],
+    }
+    # What the run writes into a folder of data does not count
+    whole = {"env": {"kwargs": {"path": "."}}, "runner": runner}
+    names = list(inputs.inputs_of(whole)["env.kwargs.path"])
+    assert names == ["human", "robot.xml", "train/a.jsonl"]
+
+
+def test_a_folder_has_bounds_and_they_are_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(inputs, "_MOST_FILES", 6)
+    monkeypatch.setattr(inputs, "_WHOLE_BYTES", 2_000)
+    monkeypatch.setattr(inputs, "_MOST_BYTES", 2_500)
+    for name in "hgfedcba":
+        (tmp_path / name).write_bytes(bytes(1_000))
+    mapping = {"env": {"kwargs": {"path": str(tmp_path)}}}
+    found = inputs.inputs_of(mapping)
+    files = found["env.kwargs.path"]
+    # The same ones in every process, whatever the order on the disk
+    assert list(files) == list("abcdef")
+    read = [name for name, value in files.items() if not value.endswith("not read")]
+    assert read == ["a", "b"]
+    assert inputs.shown(found) == "env.kwargs.path (the first 6 files, 5.86 KiB)"
+    (tmp_path / "f").write_bytes(bytes(1_001))
+    (change,) = inputs.changes(found, inputs.inputs_of(mapping)).values()
+    assert change.what == "f has 1,001 bytes instead of 1,000"
+
+
+def test_the_text_about_compared_files_is_short() -> None:
+    one = {"a": "1024 hash"}
+    assert inputs.shown({}) == ""
+    assert inputs.shown({"env.kwargs.path": one}) == "env.kwargs.path (1 file, 1 KiB)"
+    many = {f"key{n}": one for n in range(9)}
+    assert inputs.shown(many).endswith("key5 (1 file, 1 KiB), 3 more keys")
+
+
 def test_large_files_are_compared_by_their_blocks(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -30,6 +30,13 @@ def clipped(text: str, longest: int, mark: str = " ...") -> str:
     return text[: longest - len(mark)] + mark
 
 
+def with_length(text: str, longest: int) -> str:
+    """Return `text`. If it has more than `longest` characters, return so many of them, and how many it has in total."""
+    if len(text) <= longest:
+        return text
+    return f"{text[:longest]} ... ({len(text)} characters)"
+
+
 def byte_unit(most: int) -> tuple[int, str]:
     """Return (bytes, name) of the unit for a table of sizes, such as (1 << 30, "GiB").
 

@@ -17,6 +17,7 @@ from rlplace.errors import (
     EndOfStream,
     did_you_mean,
 )
+from rlplace.units import clipped
 
 if TYPE_CHECKING:
     from rlplace.comm.channel import ChannelSpec, ChannelStats
@@ -211,14 +212,12 @@ def name_too_long(
     limit_bytes: int,
 ) -> ChannelMisuse:
     """Return the error for a worker's name or a key with more than `limit_bytes` bytes. `owner`: the calling worker."""
-    shown = name
-    if len(name) > _SHOWN_CHARACTERS:
-        shown = name[:_SHOWN_CHARACTERS] + "…"
+    shown = clipped(name, _SHOWN_CHARACTERS, "…")
     long = problem(
         "name-too-long",
         _place(spec),
         repr(shown),
-        owner=owner[:_SHOWN_CHARACTERS],
+        owner=clipped(owner, _SHOWN_CHARACTERS, "…"),
         limit=limit_bytes,
     )
     return ChannelMisuse(long)

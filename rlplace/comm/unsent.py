@@ -8,6 +8,7 @@ from typing import Any
 
 from rlplace.codes import problem
 from rlplace.errors import NotSent
+from rlplace.units import clipped
 
 # Parts of parts of ... that are looked at
 _DEEPEST = 8
@@ -25,7 +26,7 @@ def not_sent(
         problem(
             "not-sent",
             path,
-            f"{type(part).__name__}: {str(part)[:80]}",
+            f"{type(part).__name__}: {clipped(str(part), 80)}",
             noun=noun,
             cause=f"{type(cause).__name__}: {cause}",
         )

@@ -30,6 +30,7 @@ from transformers.models.auto.modeling_auto import (
 )
 
 from rlplace.models.families import VISION_FAMILIES
+from rlplace.units import clipped
 
 _ATTENTION = "rlplace_described"
 # Tokens of the shorter of two passes; their difference is what one token saves
@@ -95,7 +96,7 @@ def describe(keys: Mapping[str, Any]) -> dict[str, Any]:
     except _UNTRACED as error:
         # The description stays useful: weights are known all the same
         first_line = str(error).strip().partition("\n")[0]
-        why = f"{type(error).__name__}: {first_line}"[:200]
+        why = clipped(f"{type(error).__name__}: {first_line}", 200)
         saved = None
         notes.append(
             f"activations are a guess by the widths of its layers: no pass could be traced, {why}"

@@ -27,6 +27,7 @@ from rlplace.envs.text.contract import Image, Message, Prompt
 from rlplace.errors import ConfigError
 from rlplace.json_text import parsed
 from rlplace.tokens import Tokens
+from rlplace.units import clipped
 
 if TYPE_CHECKING:
     import jinja2
@@ -232,7 +233,9 @@ class Tokenizer:
         try:
             return self._library.encode(text, add_special_tokens=special)
         except TypeError as error:
-            raise config_error("no-text", "env.task", ascii(text)[:400]) from error
+            raise config_error(
+                "no-text", "env.task", clipped(ascii(text), 400)
+            ) from error
 
     def decode(self, tokens: Sequence[int] | Tokens, *, special: bool = False) -> str:
         """Return the text of `tokens`. `special`: include the text of special tokens."""
@@ -404,11 +407,11 @@ class Chat:
         ]
         before, found, after = self._render([*self._system, *chat]).partition(_ANSWER)
         if not found or _ANSWER in after:
-            got = repr((before + after)[:200])
+            got = repr(clipped(before + after, 200))
             raise config_error("chat-template-refused", _KEY, got, error="turns")
         first, *others = after.split(_WRITTEN)
         if len(others) != len(special):
-            got = repr(after[:200])
+            got = repr(clipped(after, 200))
             raise config_error("chat-template-refused", _KEY, got, error="turns")
         parts = [self._tokenizer.encode(first)]
         for token, part in zip(special, others, strict=True):

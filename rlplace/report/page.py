@@ -22,7 +22,7 @@ from rlplace.report.summary import (
 from rlplace.report.timeline import LOOK
 from rlplace.report.trackers import FAILED, FINISHED, STOPPED
 from rlplace.report.utilisation import bottleneck, only_sync
-from rlplace.units import plural, show_bytes
+from rlplace.units import clipped, plural, show_bytes
 
 _LOOK = (
     f"{style(len(PALETTE))}<style>{LOOK}{STYLE}.plan svg{{margin-bottom:12px}}details{{margin:12px 0}}"
@@ -579,10 +579,7 @@ def _samples(run: RunRecord) -> Rows:
                 shown = number(sample[key])
             row.append(shown)
         for key in ("prompt", "answer"):
-            shown = str(sample.get(key, ""))
-            if len(shown) > _SHOWN:
-                shown = f"{shown[:_SHOWN]} …"
-            row.append(shown)
+            row.append(clipped(str(sample.get(key, "")), _SHOWN, " …"))
         yield row
 
 

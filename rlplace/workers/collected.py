@@ -14,6 +14,7 @@ from rlplace.codes import problem
 from rlplace.errors import WorkerMisuse
 from rlplace.metrics import Metric
 from rlplace.stopwatch import Stopwatch
+from rlplace.units import clipped
 
 OTHER = "other"  # the part of a call that no timer covers
 _REDUCTIONS = ("mean", "sum", "max", "min")
@@ -108,7 +109,7 @@ class Collected:
         try:
             number = Metric(float(value), reduce, float(weight))  # type: ignore[arg-type]  # checked above
         except (TypeError, ValueError) as error:
-            got = f"{type(value).__name__}: {str(value)[:60]}"
+            got = f"{type(value).__name__}: {clipped(str(value), 60)}"
             wrong = problem("bad-metric", owner, got, error="no-number", name=name)
             raise WorkerMisuse(wrong) from error
         self._merge(owner, name if "/" in name else f"{component}/{name}", number)

@@ -19,6 +19,7 @@ from rlplace.codes import problem
 from rlplace.errors import WorkerMisuse
 from rlplace.placement.language.slots import Slot
 from rlplace.placement.schedule import Residency
+from rlplace.units import clipped
 from rlplace.workers.engines.generation import GenerationEngine
 from rlplace.workers.launch.devices import Device
 from rlplace.workers.offload import Offloadable
@@ -161,7 +162,7 @@ class Registered:
             problem(
                 "nothing-to-offload",
                 self._slot.owner,
-                repr(thing)[:80],
+                clipped(repr(thing), 80),
                 error="thing",
                 kind=type(thing).__name__,
             )

@@ -29,6 +29,7 @@ from rlplace.envs.text.contract import Message, NoPrompt, Split
 from rlplace.envs.text.rows import Epochs, Row, mixed
 from rlplace.http_server import JsonServer, Limits, Refused
 from rlplace.json_text import parsed
+from rlplace.units import clipped
 
 # Reachable from this machine only; requests without an episode's key are rejected as well
 _HOST = "127.0.0.1"
@@ -134,7 +135,7 @@ class AgentTask:
             self._first.setdefault(number, prompts[0])
         first = self._first[number]
         if others := [prompt for prompt in prompts if prompt != first]:
-            got = repr(others[0])[:200]
+            got = clipped(repr(others[0]), 200)
             raise config_error("agent-refused", _KEY, got, error="another-request")
         for episode in begun:
             episode.prompt = first

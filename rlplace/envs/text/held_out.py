@@ -9,6 +9,7 @@ from rlplace.codes import problem
 from rlplace.config.blocks.engine import ENDLESS_HELD_OUT
 from rlplace.envs.text.contract import TextTask, episode_identity
 from rlplace.errors import Problem
+from rlplace.units import clipped
 
 # Codes of the problems of this module, with which a job can run
 WARNINGS = ("held-out-in-training", "few-held-out")
@@ -47,7 +48,7 @@ def held_out_warnings(
         yield problem(
             "held-out-in-training",
             "env.eval_kwargs",
-            f"{both[0][:60]!r}",
+            repr(clipped(both[0], 60)),
             both=len(both),
             different=len(different),
         )

@@ -32,6 +32,7 @@ from rlplace.envs.text.signatures import answer_text as answer_text
 from rlplace.envs.text.signatures import prompt_text as prompt_text
 from rlplace.envs.text.time_limit import TooLong, limited
 from rlplace.errors import ConfigError, Problem, RewardError
+from rlplace.units import with_length
 
 if TYPE_CHECKING:
     from rlplace.envs.text.contract import TextTask
@@ -271,10 +272,7 @@ def reward_failed(
 
     `code`: code of the error. `error`: name of the variant of the code's texts. `facts`: values for the texts.
     """
-    answer = case.transcript.answer
-    shown = answer
-    if len(answer) > _SHOWN:
-        shown = f"{answer[:_SHOWN]} ... ({len(answer)} characters)"
+    shown = with_length(case.transcript.answer, _SHOWN)
     key = f"reward function {reward.written}"
     timeout = "env.reward_timeout_s"
     if reward.key:

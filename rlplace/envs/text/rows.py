@@ -16,6 +16,7 @@ from rlplace.codes import config_error
 from rlplace.envs.registry import needs
 from rlplace.errors import ConfigError, Problem, Source
 from rlplace.json_text import parsed
+from rlplace.units import clipped
 
 _KEY = "env.kwargs.path"
 # Characters of a row that an error shows
@@ -41,7 +42,7 @@ def bad_row(error: str, got: str, place: Source, **facts: Any) -> ConfigError:
     `facts`: values for the texts.
     """
     return config_error(
-        "bad-row", _KEY, got[:_SHOWN], error=error, source=place, **facts
+        "bad-row", _KEY, clipped(got, _SHOWN), error=error, source=place, **facts
     )
 
 

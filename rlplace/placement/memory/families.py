@@ -45,6 +45,7 @@ from rlplace.codes import config_error
 from rlplace.config.yaml_text import show
 from rlplace.extras import install_command
 from rlplace.json_text import parsed_object
+from rlplace.units import clipped
 
 # Families whose descriptions are shipped
 SHIPPED = (
@@ -164,7 +165,7 @@ def _kept(keys: str) -> Mapping[str, Any]:
 def _ask(keys: str) -> Mapping[str, Any]:
     family = json.loads(keys)["model_type"]
     sys.stderr.write(
-        f"counting a {show(family)[:40]} by transformers, once; this takes some seconds ...\n"
+        f"counting a {clipped(show(family), 40)} by transformers, once; this takes some seconds ...\n"
     )
     return ask("rlplace.models.describe", keys)
 
@@ -194,12 +195,9 @@ def ask(module: str, keys: str) -> Mapping[str, Any]:
         return {"error": f"{type(error).__name__}: {error}"}
     last = done.stdout.strip().rpartition("\n")[2]
     if done.returncode or not last.startswith("{"):
-        return {
-            "error": (
-                done.stderr.strip().rpartition("\n")[2]
-                or f"exit code {done.returncode}"
-            )[:300]
-        }
+        last_words = done.stderr.strip().rpartition("\n")[2]
+        why = last_words or f"exit code {done.returncode}"
+        return {"error": clipped(why, 300)}
     try:
         return parsed_object(last)
     except ValueError as error:

@@ -287,7 +287,7 @@ def read_measurements(record: object, *, key: str = "measured") -> Measurements:
         raise config_error(
             "not-measurements",
             key,
-            show(record)[:60],
+            clipped(show(record), 60),
             version_key=_VERSION_KEY,
             version=_VERSION,
         )

@@ -39,6 +39,7 @@ from rlplace.models.checkpoint import as_stored, write_model
 from rlplace.placement.schedule import Residency
 from rlplace.stopwatch import Stopwatch
 from rlplace.tokens import Completion, Request
+from rlplace.units import clipped
 from rlplace.workers.engines.contract import (
     NO_FACTORS,
     EngineSettings,
@@ -414,7 +415,7 @@ class VllmServer:
                 reason=f"{type(error).__name__}: {error}",
             ) from error
         if status >= HTTPStatus.MULTIPLE_CHOICES:
-            shown = str(answer)[:_SHOWN]
+            shown = clipped(str(answer), _SHOWN)
             raise self._failed("refused", path=name, status=status, answer=shown)
         return answer
 

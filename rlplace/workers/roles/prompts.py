@@ -26,6 +26,7 @@ from rlplace.errors import ConfigError, Problem, Source
 from rlplace.models.tokenizer import Chat, PlainText, Tokenizer
 from rlplace.models.vision import VisionSpec
 from rlplace.tokens import Files, Tokens
+from rlplace.units import clipped
 from rlplace.workers.roles.prompt_lengths import (
     MANY,
     Lengths,
@@ -305,7 +306,7 @@ class Prompts:
                 found = codes.problem(
                     "special-token-in-prompt",
                     "env.chat",
-                    f"prompt {row}: {text!r}"[:_SHOWN],
+                    clipped(f"prompt {row}: {text!r}", _SHOWN),
                     source=self._place(row),
                     token=token,
                 )

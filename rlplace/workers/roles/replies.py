@@ -12,6 +12,7 @@ from typing import NamedTuple
 from rlplace.codes import problem
 from rlplace.envs.text import TextEpisode
 from rlplace.errors import RewardError
+from rlplace.units import clipped
 
 Place = tuple[int, int]  # (group, sample)
 # Most threads of this process that may still run after their reply was given up
@@ -161,7 +162,7 @@ class Replies:
             problem(
                 "reply-timeout",
                 "env.task",
-                repr(asked.answer[:400]),
+                repr(clipped(asked.answer, 400)),
                 error="too-many",
                 count=len(hung),
                 hung=", ".join(hung[:3]),
@@ -175,7 +176,7 @@ class Replies:
             problem(
                 "reply-timeout",
                 "env.task",
-                repr(asked.answer[:400]),
+                repr(clipped(asked.answer, 400)),
                 error="late",
                 timeout_s=self._timeout_s,
                 sample=sample,

@@ -34,6 +34,7 @@ from rlplace.json_text import parsed
 from rlplace.metrics import Metrics
 from rlplace.models.tokenizer import Tokenizer
 from rlplace.tokens import Sample
+from rlplace.units import with_length
 from rlplace.workers.roles.endpoint import endpoint_problems
 from rlplace.workers.roles.scorer import Samples, Scorer, Scoring, queries
 from rlplace.workers.roles.unconfined import unconfined
@@ -416,8 +417,4 @@ def _retry_after_s(headers: Mapping[str, str]) -> float:
 
 
 def _short(text: str) -> str:
-    return repr(
-        text
-        if len(text) <= _SHOWN
-        else text[:_SHOWN] + f" ... ({len(text)} characters)"
-    )
+    return repr(with_length(text, _SHOWN))

@@ -358,7 +358,12 @@ class SimulatorError(_OneProblem):
 
 
 class RewardError(_OneProblem):
-    """A reward function did not return a finite number for an episode. The policy was not trained on the episode."""
+    """A reward function did not return a finite number for an episode. The policy was not trained on the episode.
+
+    `own`: whether the function has raised an error that is certainly its own: it would on every machine.
+    """
+
+    own = False
 
 
 class AcceleratorOutOfMemory(_OneProblem):

@@ -75,6 +75,30 @@ def raises_anything_else(transcript: Transcript) -> float:
     raise ConnectionError("the judge is not reached from here")
 
 
+class Unreached(Exception):
+    """An error of a service, with a name by which it looks like one of Python's own."""
+
+
+Unreached.__module__ = "builtins"
+Unreached.__qualname__ = "KeyError"
+
+
+def raises_alike(transcript: Transcript) -> float:
+    raise Unreached("the judge is not reached from here")
+
+
+class BadReply(ValueError):
+    """An error of a library, derived from one of Python's."""
+
+
+BadReply.__module__ = "builtins"
+BadReply.__qualname__ = "ValueError: of a library"
+
+
+def raises_derived(transcript: Transcript) -> float:
+    raise BadReply("the judge answered nonsense")
+
+
 def raises_long(transcript: Transcript) -> float:
     raise ValueError(50_000 * "x")
 

@@ -14,9 +14,11 @@ from __future__ import annotations
 import contextlib
 import copy
 import dataclasses
+import json
 import math
 import multiprocessing.connection
 import os
+import re
 import resource
 import signal
 import socket
@@ -36,6 +38,7 @@ from rlplace.envs.text.contract import Transcript
 from rlplace.envs.text.failures import NO_USE, Failures
 from rlplace.envs.text.rewards import Case, Reward, number_of, reward_failed
 from rlplace.errors import RewardError
+from rlplace.units import with_length
 
 # Each reward function's number, by its name
 Graded = tuple[Case, dict[str, float]]
@@ -45,6 +48,24 @@ _START_S = 120.0
 _ENDING_S = 1.0
 # Characters shown of an error, or of a value that is not a number
 _SHOWN = 2_000
+# Errors of a function itself. Others may be of this machine alone, such as a service that is not reached from it; so
+# may those of classes that libraries have derived from these
+_OWN_ERRORS = frozenset(
+    {
+        AttributeError,
+        IndexError,
+        KeyError,
+        LookupError,
+        NameError,
+        NotImplementedError,
+        TypeError,
+        UnboundLocalError,
+        ValueError,
+        ZeroDivisionError,
+        json.JSONDecodeError,
+        re.error,
+    }
+)
 # A process ends itself after so many deadlines, in case its parent was killed
 _PATIENCE = 2
 
@@ -268,12 +289,12 @@ class ProcessGrader:
         worker.deadline = time.monotonic() + self._timeout_s
         # A function that raised ends the case
         if failure is not None:
-            return self._failed(
-                worker,
-                reward_failed(
-                    reward, case, "reward-raised", error="raised", reason=failure
-                ),
+            text, own = failure
+            raised = reward_failed(
+                reward, case, "reward-raised", error="raised", reason=text
             )
+            raised.own = own
+            return self._failed(worker, raised)
         try:
             worker.values[reward.name] = number_of(reward, case, value, self._on_poison)
         except RewardError as error:
@@ -441,8 +462,9 @@ def grade(
 ) -> None:
     """Run each function on a transcript, and send its result through `pipe`.
 
-    A result is (None, value), or (error text, None) if the function raised. After an error, the later functions are not
-    run. If a function takes much longer than `timeout_s`, a signal ends this process.
+    A result is (None, value), or ((error text, own), None) if the function raised; `own`: as in RewardError. After an
+    error, the later functions are not run. If a function takes much longer than `timeout_s`, a signal ends this
+    process.
     """
     for _, function in functions:
         # Without a handler this signal ends the process, even in C code
@@ -455,7 +477,8 @@ def grade(
             last = traceback.extract_tb(error.__traceback__)[-1]
             where = f"\n{last.filename}:{last.lineno}, in {last.name}: {last.line}"
             message = "".join(traceback.format_exception_only(error)).strip()
-            pipe.send((_short(message) + where, None))
+            text = with_length(message, _SHOWN) + where
+            pipe.send(((text, type(error) in _OWN_ERRORS), None))
             return
         finally:
             signal.setitimer(signal.ITIMER_REAL, 0)
@@ -472,16 +495,9 @@ def _number(value: Any) -> float | str:
     except Exception:  # noqa: BLE001  # the type of a user's value may raise anything
         pass
     try:
-        return _short(repr(value))
+        return with_length(repr(value), _SHOWN)
     except Exception as error:  # noqa: BLE001  # repr may raise too, as of an int with more than 4,300 digits
         return f"a {type(value).__name__}, whose repr() raises {type(error).__name__}"
-
-
-def _short(text: str) -> str:
-    """Return `text`; if it has more than `_SHOWN` characters, only its beginning, and its length."""
-    if len(text) <= _SHOWN:
-        return text
-    return f"{text[:_SHOWN]} ... ({len(text)} characters)"
 
 
 if __name__ == "__main__":

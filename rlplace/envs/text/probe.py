@@ -16,16 +16,13 @@ from rlplace.envs.text.rewards import Case, Reward
 from rlplace.envs.text.right_answers import written_answers
 from rlplace.envs.text.rows import bad_row
 from rlplace.errors import Problem, RewardError
+from rlplace.units import clipped
 
 # Rows that are read before the start
 _MOST_ROWS = 20_000
 # Longest time of one function
 _LONGEST_S = 20.0
-# Errors of a function itself: others may be of this machine alone, such as a service that is not reached from it
-_CERTAIN = re.compile(
-    r"(?:TypeError|AttributeError|NameError|UnboundLocalError|LookupError|KeyError|IndexError|ValueError"
-    r"|ZeroDivisionError|NotImplementedError|json\.decoder\.JSONDecodeError|re\.error)\b"
-)
+# Characters of an answer that an error shows
 _SHOWN = 200
 
 
@@ -171,7 +168,7 @@ def _of_own(
             why = error.problem.why or ""
             if error.code == "reward-no-number":
                 return [_problem(reward, told, key, "no-number", reason=why)]
-            if error.code == "reward-raised" and _CERTAIN.match(why):
+            if error.code == "reward-raised" and error.own:
                 return [_problem(reward, told, key, "raised", reason=why)]
     return []
 
@@ -181,7 +178,7 @@ def _problem(
 ) -> Problem:
     """Return the problem with a function. `error`: variant of the texts. `reason`: what the function said."""
     leaf = "function" if reward.key else "name"
-    shown = told.answer[:_SHOWN]
+    shown = clipped(told.answer, _SHOWN)
     return codes.problem(
         "reward-probe",
         f"{key}.{leaf}",

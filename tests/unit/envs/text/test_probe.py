@@ -104,6 +104,8 @@ def test_functions_of_a_user_that_fail_with_each_answer(
         f"{ODD}:exits",
         f"{ODD}:not_a_number",
         f"{ODD}:raises_anything_else",
+        f"{ODD}:raises_alike",
+        f"{ODD}:raises_derived",
         f"{FOREIGN}:trl_texts",
         f"{FOREIGN}:reward_func",
         f"{FOREIGN}:a_coroutine",

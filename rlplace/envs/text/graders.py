@@ -36,6 +36,7 @@ from rlplace.config.blocks.engine import OnPoison
 from rlplace.envs.text.code.runner import kill_session
 from rlplace.envs.text.contract import Transcript
 from rlplace.envs.text.failures import NO_USE, Failures
+from rlplace.envs.text.math_library import PYTHON_NUMBERS
 from rlplace.envs.text.rewards import Case, Reward, number_of, reward_failed
 from rlplace.errors import RewardError
 from rlplace.units import with_length
@@ -134,6 +135,9 @@ class _GraderProcess:
         self.pipe, other = multiprocessing.connection.Pipe()
         # The process imports from the same places as this one
         paths = os.pathsep.join(path or os.getcwd() for path in sys.path)
+        variables = {**os.environ, "PYTHONPATH": paths}
+        if any(reward.written == "math_verify" for reward in rewards):
+            variables |= PYTHON_NUMBERS
         try:
             self.popen = subprocess.Popen(
                 [
@@ -142,7 +146,7 @@ class _GraderProcess:
                     "rlplace.envs.text.graders",
                     str(other.fileno()),
                 ],
-                env={**os.environ, "PYTHONPATH": paths},
+                env=variables,
                 pass_fds=(other.fileno(),),
                 # Everything that it starts is in its session, and is killed with it
                 start_new_session=True,

@@ -1,8 +1,14 @@
-"""Asks the library math-verify whether two results are equal, within limits: it may compute for hours otherwise."""
+"""Asks the library math-verify whether two results are equal, within limits: it may compute for hours otherwise.
+
+Two limits have a task each. `limited` ends every computation, but only after seconds of processor time, which on a busy
+machine may be more than a reward function may take. `explodes` refuses at once what is plainly too large, and misses
+some of it.
+"""
 
 from __future__ import annotations
 
 import math
+import os
 import re
 
 from rlplace.envs.text.math_reading import last_boxed, plain_numbers, without_marks
@@ -13,6 +19,9 @@ _READ = 2_000
 # Most marks of math in it: the library tries each opening with each closing
 _MARKS = 80
 _MARK = re.compile(r"\$|\\boxed|\\[\[(]")
+# What makes the library compute with Python's whole numbers. A signal ends these, but not those of gmpy2, which would
+# compute for hours, or end the process where memory is short
+PYTHON_NUMBERS = {"SYMPY_GROUND_TYPES": "python", "MPMATH_NOGMPY": "1"}
 # Longest processor time of one comparison
 _SECONDS = 3.0
 # Most digits of a number, the largest exponent and factorial, and the deepest nesting
@@ -48,6 +57,8 @@ def verified(answer: str, right: str) -> bool:
     Return False if the answer has numbers that the library would compute for very long, or if it has not finished after
     some seconds of processor time.
     """
+    # They count where the library is not imported yet
+    os.environ.update(PYTHON_NUMBERS)
     from math_verify import parse, verify
 
     answer = _end(plain_numbers(without_marks(answer)))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import importlib.util
 import json
+import os
 import sys
 import types
 from decimal import Decimal
@@ -169,6 +170,57 @@ def test_no_answer_holds_up_its_grading(answer: str, right: str) -> None:
 )
 def test_what_is_too_large_to_compute(text: str, large: bool) -> None:
     assert math_library.explodes(text) is large
+
+
+@pytest.mark.skipif(
+    importlib.util.find_spec("math_verify") is None, reason="no math_verify"
+)
+@pytest.mark.parametrize(
+    "answer",
+    [
+        r"\boxed{\binom{10^9}{5*10^8}}",
+        r"\boxed{10^9 !}",
+        r"\boxed{\Gamma(1000000000)}",
+        r"\boxed{(10^{9000})^{9000}}",
+    ],
+)
+def test_what_is_not_seen_to_be_too_large_is_ended_all_the_same(
+    answer: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert not math_library.explodes(answer)
+    monkeypatch.setattr(math_library, "_SECONDS", 0.3)
+    assert math_library.verified(answer, "1") is False
+
+
+@pytest.mark.skipif(
+    importlib.util.find_spec("math_verify") is None, reason="no math_verify"
+)
+@pytest.mark.parametrize("answer", ENDLESS.values(), ids=ENDLESS)
+def test_processor_time_alone_ends_each_answer(
+    answer: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(math_library, "explodes", lambda text: False)
+    monkeypatch.setattr(math_library, "_SECONDS", 0.3)
+    assert math_library.verified(answer, r"\frac{7}{9}") is False
+
+
+def test_the_library_computes_with_numbers_whose_computation_can_be_ended(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """With gmpy2, a factorial ended its process, and with it the run."""
+    found: list[tuple[str | None, ...]] = []
+
+    def parse(*_: object, **__: object) -> list[object]:
+        names = ("SYMPY_GROUND_TYPES", "MPMATH_NOGMPY")
+        found.append(tuple(map(os.environ.get, names)))
+        return []
+
+    library = types.SimpleNamespace(parse=parse, verify=lambda *_, **__: False)
+    monkeypatch.setitem(sys.modules, "math_verify", library)
+    for name in math_library.PYTHON_NUMBERS:
+        monkeypatch.setenv(name, "gmpy")
+    assert math_library.verified("1", "1") is False
+    assert set(found) == {("python", "1")}
 
 
 def test_a_library_that_does_not_end_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -382,6 +382,20 @@ class Lucky(Script):
         return shown, random.random(), terminated, truncated, info
 
 
+class TorchLucky(Script):
+    """Draws rewards from the random numbers that torch has for the whole process, and imports torch when it is made."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        import torch
+
+        self._draw = torch.rand
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        shown, _, terminated, truncated, info = super().step(action)
+        return shown, float(self._draw(())), terminated, truncated, info
+
+
 class Numbered(Counter):
     """No two observations of a run are the same: the first three numbers are a step's id. Episodes have 40 steps."""
 
@@ -468,6 +482,7 @@ for _name, _class in {
     "Dictation-v0": Dictation,
     "Counter-v0": Counter,
     "Lucky-v0": Lucky,
+    "TorchLucky-v0": TorchLucky,
     "Numbered-v0": Numbered,
     "Killer-v0": Killer,
     "Talks-v0": Talks,

@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rlplace.codes import config_error, problem
-from rlplace.config.blocks.simulator import SimulatorEnvConfig
+from rlplace.config.blocks.simulator import MOST_PLAYED, SimulatorEnvConfig
 from rlplace.envs.contract import (
     Normalizing,
     Rendering,
@@ -30,16 +30,14 @@ from rlplace.envs.registry import (
     make_simulator,
     missing_library,
     needs,
+    own_global_numbers,
     row_seeds,
-    seed_global_numbers,
     without_statistics,
 )
 from rlplace.errors import ConfigError, OutputError, SimulatorError
 
 # Observations [B, *O], and [B] bool where an episode begins with them -> actions [B, *A]
 Act = Callable[[NDArray[np.float32], NDArray[np.bool_]], NDArray[Any]]
-# Most rows that are simulated side by side
-_ROWS = 16
 # Stands for the iteration in the seeds: gives episodes on which no run has trained
 _EVALUATION = -1
 # Limit for animated images: each picture is stored whole, so they are slow to make and large
@@ -73,15 +71,15 @@ def play(
     ConfigError if the simulator is unknown or cannot be drawn, or if statistics are missing, SimulatorError if a number
     is not finite or an episode is too long, and OutputError if the video cannot be written.
     """
-    rows = min(episodes, _ROWS)
+    rows = min(episodes, MOST_PLAYED)
     # Episodes that each row has to play
     due = [episodes // rows] * rows
     for row in range(episodes % rows):
         due[row] += 1
     played: list[list[Played]] = [[] for _ in range(rows)]
-    # Some environments draw from the numbers of the process
-    seed_global_numbers(seed, 0, _EVALUATION)
     with contextlib.ExitStack() as opened:
+        # Some environments draw from the numbers of the process, as a training in the same process may do
+        opened.enter_context(own_global_numbers(seed, 0, _EVALUATION))
         simulator = _made(config, rows, spaces.chunk, drawn=video is not None)
         opened.callback(simulator.close)
         _with_statistics(simulator, config, states)

@@ -10,6 +10,7 @@ import importlib
 import inspect
 import random
 import re
+import sys
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -517,16 +518,57 @@ def row_seeds(
 
 
 def seed_global_numbers(seed: int, rank: int, iteration: int | None = None) -> None:
-    """Seed the random numbers that Python and NumPy have for the whole process, for environments that draw from them.
+    """Seed the random numbers that Python, NumPy and torch have for the whole process, for environments that use them.
 
     `seed`: seed of the run. `rank`: of the env worker. `iteration`: the iteration that begins; None: none yet. Since
     each iteration has numbers of its own, a resumed run draws the same ones.
     """
     import numpy as np
 
-    drawn = random.Random(f"{seed}/global/{rank}/{iteration}").getrandbits(32)
+    drawn = _global_seed(seed, rank, iteration)
     random.seed(drawn)
     np.random.seed(drawn)
+    seed_torch_numbers(seed, rank, iteration)
+
+
+def seed_torch_numbers(seed: int, rank: int, iteration: int | None = None) -> None:
+    """Seed the random numbers that torch has for the whole process, if the process has imported torch.
+
+    An env rank does not import it by itself. The arguments are those of `seed_global_numbers`.
+    """
+    # Another thread may be importing torch at this moment
+    seed_torch = getattr(sys.modules.get("torch"), "manual_seed", None)
+    if seed_torch is not None:
+        seed_torch(_global_seed(seed, rank, iteration))
+
+
+def _global_seed(seed: int, rank: int, iteration: int | None) -> int:
+    """Return the seed of the process's random numbers. The arguments are those of `seed_global_numbers`."""
+    return random.Random(f"{seed}/global/{rank}/{iteration}").getrandbits(32)
+
+
+@contextlib.contextmanager
+def own_global_numbers(seed: int, rank: int, iteration: int) -> Iterator[None]:
+    """Run the body of the `with` statement with newly seeded global random numbers, then go on with the earlier ones.
+
+    The arguments are those of `seed_global_numbers`.
+    """
+    import numpy as np
+
+    of_python = random.getstate()
+    of_numpy = np.random.get_state()
+    torch: Any = sys.modules.get("torch")
+    of_torch = None
+    if torch is not None:
+        of_torch = torch.get_rng_state()
+    seed_global_numbers(seed, rank, iteration)
+    try:
+        yield
+    finally:
+        random.setstate(of_python)
+        np.random.set_state(of_numpy)
+        if of_torch is not None:
+            torch.set_rng_state(of_torch)
 
 
 # ── text tasks ───────────────────────────────────────────────────────────────────────────────────────────────────────

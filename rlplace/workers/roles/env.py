@@ -34,10 +34,12 @@ from rlplace.envs.registry import (
     make_simulator,
     row_seeds,
     seed_global_numbers,
+    seed_torch_numbers,
     without_statistics,
 )
 from rlplace.errors import SimulatorError
 from rlplace.metrics import Metric, Metrics
+from rlplace.models import BUILDING
 from rlplace.placement.schedule import Residency
 from rlplace.stopwatch import Stopwatch
 from rlplace.trajectory import Array, Trajectory
@@ -313,7 +315,7 @@ class VectorEnvWorker(EnvWorker):
         chunk = self.config.spaces.chunk
         rows = self._rows // groups
         # Some environments draw from the random numbers of the process
-        seed_global_numbers(config.runner.seed, context.rank)
+        self._seed_numbers()
         env = config.env
         self._action_remark = action_remark(
             env.id or env.kind,
@@ -326,6 +328,10 @@ class VectorEnvWorker(EnvWorker):
             first_row = context.rank * self._rows + index * rows
             simulator = make_simulator(config.env, rows, chunk)
             self._opened.callback(simulator.close)
+            # The first simulator may have imported torch
+            if index == 0:
+                with BUILDING:
+                    seed_torch_numbers(config.runner.seed, context.rank)
             group = StageGroup(
                 index=index,
                 first_row=first_row,
@@ -350,9 +356,7 @@ class VectorEnvWorker(EnvWorker):
         put.
         """
         self._require(Residency.FULL, "run")
-        seed_global_numbers(
-            self.config.config.runner.seed, self.context.rank, iteration
-        )
+        self._seed_numbers(iteration)
         self._poison = []
         self._new, self._started = (
             False,
@@ -397,6 +401,17 @@ class VectorEnvWorker(EnvWorker):
             **self._used.metrics(),
             **watch.metrics("env"),
         }
+
+    def _seed_numbers(self, iteration: int | None = None) -> None:
+        """Seed the random numbers of the process, for environments that draw from them.
+
+        `iteration`: the iteration that begins; None: none yet.
+        """
+        # A thread of this process may build a policy with seeded numbers of torch
+        with BUILDING:
+            seed_global_numbers(
+                self.config.config.runner.seed, self.context.rank, iteration
+            )
 
     def _step(
         self, iteration: int, steps: int, recording: Recording, watch: Stopwatch
@@ -496,9 +511,7 @@ class VectorEnvWorker(EnvWorker):
         back = began_at == iteration
         cut = 0
         new = self._new and iteration > 0
-        seed_global_numbers(
-            self.config.config.runner.seed, self.context.rank, iteration
-        )
+        self._seed_numbers(iteration)
         for number, group in enumerate(self._groups if back or new else ()):
             group.begin(self.config.config.runner.seed, iteration)
             cut += (

@@ -8,8 +8,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 from rlplace.comm.ends import LocalChannel
+from rlplace.envs.registry import own_global_numbers, seed_global_numbers
 from rlplace.errors import ChannelBroken, ChannelMisuse, NotResident, SimulatorError
 from rlplace.metrics import Metrics
 from rlplace.placement.schedule import Residency
@@ -307,29 +309,45 @@ def test_an_answer_to_something_else_is_refused(
 # ── environments that draw from the random numbers of the process ────────────────────────────────────────────────────
 
 
-def lucky(*iterations: int, rank: int = 0) -> list[list[list[float]]]:
+def lucky(
+    *iterations: int, rank: int = 0, name: str = "Lucky-v0"
+) -> list[list[list[float]]]:
     """Return the rewards and the luck of each of these iterations."""
-    env = OneEnvRank(Layout(env=2), rank=rank, env=env_block("Lucky-v0"))
+    env = OneEnvRank(Layout(env=2), rank=rank, env=env_block(name))
     found = []
     for iteration in iterations:
         # Other parts of the process draw too
         random.random()
         np.random.uniform()
+        torch.rand(())
         env.run(iteration)
         sent = env.sent()
         found.append([sent.rewards.tolist(), sent.observations[1:, :, 2].tolist()])
     return found
 
 
-def test_the_random_numbers_of_the_process_follow_from_seed_rank_and_iteration() -> (
-    None
-):
-    whole = lucky(0, 1, 2)
-    assert lucky(0, 1, 2) == whole
+@pytest.mark.parametrize("name", ["Lucky-v0", "TorchLucky-v0"])
+def test_the_random_numbers_of_the_process_follow_from_seed_rank_and_iteration(
+    name: str,
+) -> None:
+    whole = lucky(0, 1, 2, name=name)
+    assert lucky(0, 1, 2, name=name) == whole
     # Later iterations of a resumed run are those of an uninterrupted one
-    assert lucky(2) == whole[2:]
+    assert lucky(2, name=name) == whole[2:]
     assert whole[0] != whole[1]
-    assert lucky(0, rank=1) != whole[:1]
+    assert lucky(0, rank=1, name=name) != whole[:1]
+
+
+def test_an_evaluation_leaves_the_random_numbers_of_the_process_as_they_were() -> None:
+    def drawn() -> tuple[float, float, float]:
+        return random.random(), np.random.uniform(), float(torch.rand(()))
+
+    seed_global_numbers(0, 0)
+    undisturbed = drawn()
+    seed_global_numbers(0, 0)
+    with own_global_numbers(0, 0, -1):
+        assert drawn() != undisturbed
+    assert drawn() == undisturbed
 
 
 # ── remarks ──────────────────────────────────────────────────────────────────────────────────────────────────────────

@@ -98,3 +98,16 @@ def test_statistics_that_are_in_env_alone_are_refused(tmp_path: Path) -> None:
     code = "not-evaluated-in-training"
     assert f"[{code}]" in run.err
     assert "normalize_observations" in run.err
+
+
+def test_simulators_of_an_evaluation_need_room_on_the_accelerator(
+    tmp_path: Path,
+) -> None:
+    room = ("env.accelerator_memory=700MiB", "cluster.accelerator.memory=1GiB")
+    words = (*EVALUATED, *room, *placed("0", "0", "0"), "dry_run=true")
+    run = train("hybrid_ppo", tmp_path, *words)
+    assert run.code == 3
+    assert "simulator 700 MiB" in run.out + run.err
+    # Those of the training alone fit
+    run = train("hybrid_ppo", tmp_path, *words, "++runner.eval_every=0")
+    assert run.code == 0, run.err

@@ -12,6 +12,8 @@ from rlplace.config.schema import Config
 
 # A larger number is a typing mistake. A plan with this number takes one second at most.
 MOST_GROUPS = 1_024
+# Most environments that an evaluation steps side by side
+MOST_PLAYED = 16
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,6 +111,19 @@ class SimulatorJobConfig(Config):
         if self.env.id:
             return {}
         return {"env.id": ("the simulator that env steps", "id: InvertedPendulum-v5")}
+
+    def evaluation_memory(self, env_ranks: int) -> int:
+        """Return the bytes that the simulators of an evaluation hold on the accelerators of rollout rank 0.
+
+        They have the bytes of an env rank, or more if there are more of them than environments on an env rank.
+        `env_ranks`: number of env ranks in training. The result is 0 if the run does not evaluate.
+        """
+        if not self.runner.eval_every:
+            return 0
+        declared = self.env.accelerator_memory
+        played = min(self.runner.eval_episodes, MOST_PLAYED)
+        rows = max(1, self.env.total_num_envs // env_ranks)
+        return max(declared, -(-declared * played // rows))
 
     def block_of(
         self, component: str

@@ -86,6 +86,8 @@ def _simulator_demand(
                 workspace_bytes=rollout.workspace_memory,
                 sync=sync,
                 rows=rows,
+                evaluates=config.runner.eval_every > 0,
+                played_bytes=config.evaluation_memory(plan.placement.world_size("env")),
             )
         case TrainedConfig() as trained:
             samples = minibatch = 0

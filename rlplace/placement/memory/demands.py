@@ -66,6 +66,7 @@ class HostPart(enum.Enum):
     # until the checkpoint is written; stages go on meanwhile
     CHECKPOINT = "copy for a checkpoint"
     SAVED = "weights to be saved"  # whole, on rank 0 only, after the last learn
+    EVALUATION = "policy of an evaluation"  # on rank 0 only, while it evaluates
     BUCKETS = "weights on their way"  # to the processes of an engine, during a sync
     STREAMED = "weights to other nodes"  # buckets on their way to other nodes
     # buckets from other nodes, for one engine of a node
@@ -87,13 +88,14 @@ _PASSING = frozenset(
         HostPart.ACTIVATIONS,
         HostPart.CHECKPOINT,
         HostPart.SAVED,
+        HostPart.EVALUATION,
         HostPart.BUCKETS,
         HostPart.STREAMED,
         HostPart.TAKEN,
     }
 )
 # held by only one of the ranks on a host
-ONCE = frozenset({HostPart.SAVED, HostPart.TAKEN})
+ONCE = frozenset({HostPart.SAVED, HostPart.EVALUATION, HostPart.TAKEN})
 Bytes = Mapping[Part, int]
 HostBytes = Mapping[HostPart, int]
 # (bytes or elements of a tensor on the fullest rank, number of such tensors)

@@ -13,6 +13,7 @@ from rlplace.placement.memory.demands import (
     Bytes,
     DeviceSync,
     Footprint,
+    HostBytes,
     HostPart,
     Part,
     Placed,
@@ -123,12 +124,16 @@ class PolicyRolloutDemand:
 
     The rank holds the policy, one pass of the policy, and the workspace that its config declares. `sync`: what
     receiving weights takes on an accelerator. `rows`: environments for which actions are computed at once.
+    `evaluates`: whether evaluations play with a copy of the policy on the host. `played_bytes`: bytes of the simulators
+    of an evaluation on the accelerators of rank 0; other ranks are counted as if they had them, too.
     """
 
     policy: PolicyShape
     workspace_bytes: int = 0
     sync: DeviceSync = dataclasses.field(default_factory=DeviceSync)
     rows: int = 0  # rows answered together
+    evaluates: bool = False
+    played_bytes: int = 0
 
     def footprint(self, placed: Placed) -> Footprint:
         process = self.sync.beside(placed.process(groups=0))
@@ -139,6 +144,16 @@ class PolicyRolloutDemand:
         if self.policy.weights:
             working["sync"] = {**working.get("sync", {}), Part.ACTIVATIONS: normalizer}
             working["rollout"] = {Part.ACTIVATIONS: answering + normalizer}
+        # An evaluation is in the same stage, before the iteration generates
+        if self.played_bytes:
+            working["rollout"] = larger(
+                working.get("rollout", {}), {Part.SIMULATOR: self.played_bytes}
+            )
+        host: dict[Residency, HostBytes] = {}
+        if self.evaluates:
+            # The policy that plays, and the weights on their way to it
+            copies = 2 * self.policy.weights_bytes
+            host[_FULL] = {HostPart.EVALUATION: copies}
         return Footprint(
             held={
                 _OFF: process,
@@ -146,4 +161,5 @@ class PolicyRolloutDemand:
                 _FULL: there | {Part.WORKSPACE: self.workspace_bytes},
             },
             working=working,
+            host=host,
         )

@@ -57,6 +57,8 @@ if TYPE_CHECKING:
 _KEPT_STEPS = 8
 # most steps of an episode of an evaluation
 _LONGEST_EPISODE = 30_000
+# Label of the simulators of an evaluation in the device's account
+_PLAYED = "simulators of an evaluation"
 
 
 class RolloutWorker(RoleWorker):
@@ -213,7 +215,9 @@ class VectorRolloutWorker(RolloutWorker):
             self.context.check_cancelled("evaluate")
             return policy.act(observations, begins=begins)
 
+        device = self.context.device
         try:
+            device.acquire(config.evaluation_memory(self.config.ranks["env"]), _PLAYED)
             episodes = play(
                 config.env,
                 spaces,
@@ -230,6 +234,8 @@ class VectorRolloutWorker(RolloutWorker):
                 "steps; env.max_episode_steps limits it"
             )
             return {ENDLESS_EPISODES: Metric(1.0, "max", notes=(note,))}
+        finally:
+            device.release(_PLAYED)
         number = len(episodes)
         returns = [episode.total for episode in episodes]
         lengths = [episode.length for episode in episodes]

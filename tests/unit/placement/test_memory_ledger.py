@@ -183,6 +183,31 @@ def test_todays_job() -> None:
     assert ledger.fits
 
 
+def test_the_simulators_and_the_policy_of_an_evaluation_are_counted() -> None:
+    plan, config = ppo()
+    runner = dataclasses.replace(config.runner, eval_every=5)
+    evaluated = dataclasses.replace(config, runner=runner)
+    without = memory_case(plan, config, PENDULUM)
+    sampler = without.demands["rollout"]
+    assert isinstance(sampler, PolicyRolloutDemand)
+    ledger = memory_case(plan, evaluated, PENDULUM).ledger()
+    for account, played in ((ledger.account(7), 256 << 20), (ledger.account(0), 0)):
+        load = at(account, "rollout")
+        assert held(load, "rollout", Part.SIMULATOR) == played
+    (host,) = ledger.hosts
+    copies = 2 * sampler.policy.weights_bytes
+    assert held(at(host, "rollout"), "rollout", HostPart.EVALUATION) == copies
+    assert held(at(host, "learn"), "rollout", HostPart.EVALUATION) == 0
+    # An evaluation on more environments than an env rank has takes more
+    few = dataclasses.replace(
+        evaluated, env=dataclasses.replace(evaluated.env, total_num_envs=16)
+    )
+    assert few.evaluation_memory(env_ranks=4) == 4 * (256 << 20)
+    # A run that does not evaluate is counted as before
+    plain = without.ledger()
+    assert held(at(plain.account(7), "rollout"), "rollout", Part.SIMULATOR) == 0
+
+
 def test_a_gpu_has_a_context_that_no_worker_reports() -> None:
     ledger = ppo_case(kind="cuda").ledger()
     account = ledger.account(0)

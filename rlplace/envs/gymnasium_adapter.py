@@ -114,9 +114,11 @@ class GymnasiumAdapter:
         from rlplace.envs.gymnasium_vector import GymnasiumVector
 
         with _library(config):
+            # Inside of wrappers, Gymnasium's own wrapper counts the steps; one of them may take several
+            limit = None if config.wrappers else _limit(config)
             return GymnasiumVector(
                 [_make(config) for _ in range(rows)],
-                max_episode_steps=_limit(config),
+                max_episode_steps=limit,
                 name=config.id,
             )
 
@@ -225,17 +227,20 @@ def _imports(got: str) -> Iterator[None]:
 def _make(config: SimulatorEnvConfig) -> gymnasium.Env[Any, Any]:
     """Return one environment, inside the wrappers that the config names.
 
-    Gymnasium's own time limit and checks are not added; `GymnasiumVector` counts the steps. Raises ConfigError if a
+    The time limit is where `gymnasium.make` puts it: around the environment, inside the wrappers. Without wrappers it is
+    not added, since `GymnasiumVector` counts the steps. Gymnasium's checks are not added. Raises ConfigError if a
     wrapper fails.
     """
     import gymnasium
+    from gymnasium.wrappers import TimeLimit
 
     # Make the environment: a registered id, or a function
     env: gymnasium.Env[Any, Any]
     module, _, name = config.id.rpartition(":")
     if name in gymnasium.registry:
         # Wrappers of the library itself, such as ManiSkill's, may take -1 literally: give them the limit
-        limit = _limit(config) if gymnasium.registry[name].additional_wrappers else None
+        wrapped = config.wrappers or gymnasium.registry[name].additional_wrappers
+        limit = _limit(config) if wrapped else None
         try:
             env = gymnasium.make(
                 config.id,
@@ -249,6 +254,8 @@ def _make(config: SimulatorEnvConfig) -> gymnasium.Env[Any, Any]:
     else:
         env = getattr(importlib.import_module(module), name)(**config.kwargs)
         _require_env(env, config.id)
+        if config.wrappers and config.max_episode_steps is not None:
+            env = TimeLimit(env, config.max_episode_steps)
     if config.wrappers:
         from rlplace.envs.wrappers import OwnRewards
 

@@ -6,7 +6,7 @@ MuJoCo and classic control are restored bit for bit, and so are custom environme
     def restore_state(self, state: dict[str, NumPy array]) -> None: ...      # after a reset
 
 Random numbers (`self.np_random`) are restored in any case, and so are the statistics of `NormalizeObservation` and
-`NormalizeReward` of Gymnasium, which outlast episodes. A custom wrapper with a state needs the two methods too, for
+`NormalizeReward` of Gymnasium, which outlast episodes. So are the steps that `TimeLimit` has counted. A custom wrapper with a state needs the two methods too, for
 itself and for everything it wraps.
 """
 
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 _RANDOM = "random"
 _OWN = "own."
 _STATISTICS = "statistics."
+_ELAPSED = "elapsed."
 # Attribute of a wrapper of Gymnasium that has statistics -> the names of its further arrays
 _NORMALIZING = {"obs_rms": (), "return_rms": ("discounted_reward",)}
 # Positions that MuJoCo computes in a step. Rewards read the values of the step before
@@ -46,6 +47,8 @@ def state_of(env: gymnasium.Env[Any, Any]) -> dict[str, NDArray[Any]]:
         state[_RANDOM] = np.array(json.dumps(bits.state))
     for name, value in _statistics_of(env).items():
         state[_STATISTICS + name] = value
+    for number, limit in enumerate(_time_limits(env)):
+        state[f"{_ELAPSED}{number}"] = np.array(limit._elapsed_steps or 0)
     # The state of the simulation: by the custom method, or of a library known here
     if hasattr(layer, "checkpoint_state"):
         for name, value in layer.checkpoint_state().items():
@@ -93,6 +96,10 @@ def restore(env: gymnasium.Env[Any, Any], state: Mapping[str, NDArray[Any]]) -> 
         layer.state = state["classic_control"].copy()
     else:
         return False
+    # An older checkpoint has no steps of time limits, but those of the episode
+    for number, limit in enumerate(_time_limits(env)):
+        elapsed = state.get(f"{_ELAPSED}{number}", state.get("length", 0))
+        limit._elapsed_steps = int(elapsed)
     return True
 
 
@@ -173,13 +180,27 @@ def _set_statistics(
             setattr(wrapper, further, state[name + further].copy())
 
 
+# ── time limits ──────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def _time_limits(env: gymnasium.Env[Any, Any]) -> Iterator[Any]:
+    """Yield each wrapper TimeLimit of Gymnasium around `env`, the outermost first."""
+    from gymnasium.wrappers import TimeLimit
+
+    layer: Any = env
+    while hasattr(layer, "env"):
+        if type(layer) is TimeLimit:
+            yield layer
+        layer = layer.env
+
+
 # ── layers ───────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 def _teller(env: gymnasium.Env[Any, Any]) -> Any:
     """Return the inner environment that can give its state.
 
-    Outer wrappers that are known to have no state, or none but their statistics, are removed.
+    Outer wrappers that are known to have no state, or none but their statistics and counted steps, are removed.
     """
     from gymnasium import wrappers
 
@@ -192,6 +213,7 @@ def _teller(env: gymnasium.Env[Any, Any]) -> Any:
         wrappers.NormalizeReward,
         wrappers.OrderEnforcing,
         wrappers.PassiveEnvChecker,
+        wrappers.TimeLimit,
         wrappers.TransformAction,
         wrappers.TransformObservation,
         wrappers.TransformReward,

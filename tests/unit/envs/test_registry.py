@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import sys
 
@@ -77,6 +78,50 @@ def test_an_episode_is_as_long_as_the_config_or_the_simulator_says(
     simulator.reset([0])
     results = [simulator.step(np.zeros(1, np.int64)) for _ in range(10)]
     assert [length for result in results for length in result.episode_lengths] == steps
+
+
+SKIPS = WrapperConfig(
+    name="gymnasium.wrappers:MaxAndSkipObservation", kwargs={"skip": 3}
+)
+TIMED = WrapperConfig(name="gymnasium.wrappers:TimeAwareObservation")
+OF_GYMNASIUM = {
+    SKIPS.name: gymnasium.wrappers.MaxAndSkipObservation.wrapper_spec(skip=3),
+    TIMED.name: gymnasium.wrappers.TimeAwareObservation.wrapper_spec(),
+}
+
+
+@pytest.mark.parametrize("limit", [None, 9, 2])
+@pytest.mark.parametrize("wrappers", [(SKIPS,), (TIMED,), (TIMED, SKIPS)])
+def test_a_time_limit_is_inside_of_wrappers_as_gymnasium_puts_it(
+    limit: int | None, wrappers: tuple[WrapperConfig, ...]
+) -> None:
+    made = config("tests.gyms:Limited-v0", max_episode_steps=limit, wrappers=wrappers)
+    simulator = find_adapter("gymnasium").make(made, 1)
+    simulator.reset([0])
+    ours = [simulator.step(np.zeros(1, np.int64)) for _ in range(12)]
+    spec = copy.deepcopy(gymnasium.spec("Limited-v0"))
+    spec.additional_wrappers += tuple(OF_GYMNASIUM[w.name] for w in wrappers)
+    theirs = gymnasium.make(spec, max_episode_steps=limit)
+    theirs.reset(seed=0)
+    for step in ours:
+        shown, reward, terminated, truncated, _ = theirs.step(0)
+        assert (step.rewards[0], *step.terminated, *step.truncated) == (
+            reward,
+            terminated,
+            truncated,
+        )
+        if truncated:
+            assert np.array_equal(step.final_observations[0], shown)
+            shown, _ = theirs.reset()
+        assert np.array_equal(step.observations[0], shown)
+
+
+def test_a_time_limit_is_inside_of_wrappers_of_a_function_too() -> None:
+    made = config("tests.gyms:Script", max_episode_steps=7, wrappers=(SKIPS,))
+    simulator = find_adapter("gymnasium").make(made, 1)
+    simulator.reset([0])
+    results = [simulator.step(np.zeros(1, np.int64)) for _ in range(6)]
+    assert [length for r in results for length in r.episode_lengths] == [3, 3]
 
 
 @pytest.mark.parametrize(

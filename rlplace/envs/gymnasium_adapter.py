@@ -227,8 +227,8 @@ def _imports(got: str) -> Iterator[None]:
 def _make(config: SimulatorEnvConfig) -> gymnasium.Env[Any, Any]:
     """Return one environment, inside the wrappers that the config names.
 
-    The time limit is where `gymnasium.make` puts it: around the environment, inside the wrappers. Without wrappers it is
-    not added, since `GymnasiumVector` counts the steps. Gymnasium's checks are not added. Raises ConfigError if a
+    The time limit is where `gymnasium.make` puts it: around the environment, inside the wrappers. Without wrappers it
+    is not added, since `GymnasiumVector` counts the steps. Gymnasium's checks are not added. Raises ConfigError if a
     wrapper fails.
     """
     import gymnasium

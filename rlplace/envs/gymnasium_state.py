@@ -6,8 +6,8 @@ MuJoCo and classic control are restored bit for bit, and so are custom environme
     def restore_state(self, state: dict[str, NumPy array]) -> None: ...      # after a reset
 
 Random numbers (`self.np_random`) are restored in any case, and so are the statistics of `NormalizeObservation` and
-`NormalizeReward` of Gymnasium, which outlast episodes. So are the steps that `TimeLimit` has counted. A custom wrapper with a state needs the two methods too, for
-itself and for everything it wraps.
+`NormalizeReward` of Gymnasium, which outlast episodes. So are the steps that `TimeLimit` has counted. A custom wrapper
+with a state needs the two methods too, for itself and for everything it wraps.
 """
 
 from __future__ import annotations

@@ -352,6 +352,31 @@ class Job:
         """
         return dict.fromkeys(classes.with_state(self), "state is loaded by")
 
+    def run_state(
+        self, config: Any, arguments: Mapping[str, Any], iteration: int
+    ) -> Mapping[str, Any]:
+        """Return values that each checkpoint keeps beside the state of workers, for `resumed_arguments`.
+
+        The values must be JSON values. `arguments`: component -> config of its workers. `iteration`: number of
+        iterations before the checkpoint.
+        """
+        return {}
+
+    def resumed_arguments(
+        self,
+        arguments: Mapping[str, Any],
+        state: Mapping[str, Any],
+        before: Mapping[str, Any],
+        iteration: int,
+    ) -> Mapping[str, Any]:
+        """Return component -> config of its workers, for a run that goes on from a checkpoint.
+
+        `arguments`: those of a new run. `state`: what `run_state` returned for the checkpoint; empty if an older
+        version wrote it. `before`: the config of the checkpoint, as a mapping. `iteration`: number of iterations before
+        the checkpoint.
+        """
+        return arguments
+
     def resume_notes(
         self,
         config: Any,

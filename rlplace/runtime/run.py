@@ -270,6 +270,16 @@ def _run(
         (progress.resume if history.ready_s is None else progress.go_back)(
             before["progress"]
         )
+    if resumed is not None:
+        job = dataclasses.replace(
+            job,
+            arguments=job.job.resumed_arguments(
+                job.arguments,
+                before.get("job", {}),
+                yaml.safe_load(resumed.text(CONFIG)),
+                resumed.iteration,
+            ),
+        )
     callbacks = Callbacks(runner.callbacks, folder, yaml.safe_load(texts[CONFIG]))
     display = Display(runner, _console(job), schedule.active)
     with (
@@ -298,7 +308,14 @@ def _run(
             )
             loop.started(cluster.start_s)
             saving = Saving(
-                job.job, job.config, job.plan, loop, folder, texts, progress
+                job.job,
+                job.config,
+                job.plan,
+                loop,
+                folder,
+                texts,
+                progress,
+                job.arguments,
             )
             for outlasted in history.ready(progress.train_s):
                 loop.count(outlasted)

@@ -12,6 +12,7 @@ import json
 import sys
 import time
 from collections.abc import Collection, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -57,11 +58,13 @@ class Saving:
         folder: Path,
         texts: Mapping[str, str],
         progress: Progress,
+        arguments: Mapping[str, Any] | None = None,
     ) -> None:
         """Prepare the saving of a run, without writing anything.
 
         `job`: the job of `config`, from which the workers have their arguments. `folder`: the run's folder. `texts`:
-        file name -> text that is written into each checkpoint.
+        file name -> text that is written into each checkpoint. `arguments`: component -> config of its workers, from
+        which the job knows what else a checkpoint keeps.
         """
         self._config = config.checkpoint
         self._loop = loop
@@ -80,6 +83,7 @@ class Saving:
         # Number of faults seen so far.
         self._faults = 0
         self._progress = progress
+        self._run_state = partial(self._job.run_state, config, arguments or {})
         self._start = self._driver_state()
         # Iteration after which the last checkpoint was started.
         self._saved = -1
@@ -247,7 +251,11 @@ class Saving:
         self._seconds += time.perf_counter() - began
 
     def _driver_state(self) -> dict[str, Any]:
-        return {"progress": self._progress.state(), "files": metric_files(self._folder)}
+        return {
+            "progress": self._progress.state(),
+            "files": metric_files(self._folder),
+            "job": dict(self._run_state(self._progress.iterations)),
+        }
 
     def _writer_was_replaced(self) -> bool:
         """Return whether a rank whose state is saved was replaced since the last call of this method."""

@@ -104,9 +104,22 @@ class WorkerArguments:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class TextArguments(WorkerArguments):
-    """What every worker of a run on a language model is told: the value of `Worker.config`."""
+    """What every worker of a run on a language model is told: the value of `Worker.config`.
+
+    `resumed_at`: number of iterations before the checkpoint of a resumed run. `asked_before`: number of prompts that
+    the run has asked in these iterations.
+    """
 
     config: LanguageModelJobConfig
+    resumed_at: int = 0
+    asked_before: int = 0
+
+    def first_prompt(self, iteration: int) -> int:
+        """Return the number, in the run, of the first prompt of `iteration`.
+
+        Prompts are numbered without gaps, also if a resume has changed how many an iteration asks.
+        """
+        return self.asked_before + (iteration - self.resumed_at) * self.prompts
 
     @property
     def model(self) -> Path:

@@ -80,6 +80,38 @@ def test_prompts_that_short_rounds_have_left_are_asked_after_a_resume(
     assert [line["env/prompts_left"] for line in run.metrics()] == [2, 2, 0, 2]
 
 
+@pytest.mark.parametrize("short_rounds", [0, 2])
+def test_no_prompt_is_skipped_or_asked_twice_with_another_number_of_prompts(
+    short_rounds: int,
+    model: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    learned: list[int] = []
+    episodes = Prompts.episodes
+
+    def recorded(prompts: Prompts, number: int, samples: int) -> object:
+        if samples > 1:  # else it is looked at only
+            learned.append(number)
+        return episodes(prompts, number, samples)
+
+    monkeypatch.setattr(Prompts, "episodes", recorded)
+    job = (*INLINE, *tiny(model), "algorithm.name=grpo", "runner.eval_every=0")
+    job = (*job, f"algorithm.short_rounds={short_rounds}")
+    runs = []
+    for prompts, last in ((4, 3), (6, 6), (2, 9)):
+        further = (f"algorithm.prompts={prompts}", f"runner.total_iterations={last}")
+        allowed = ("resume=auto", "resume_allow=[algorithm.prompts]")
+        run = train("hybrid_grpo_llm", tmp_path, *job, *further, *allowed)
+        assert run.code == 0, run.err
+        runs.append(run)
+    assert "no row is skipped or asked twice" in runs[1].out
+    # Short rounds ask prompts ahead, and ask postponed ones again
+    assert sorted(set(learned)) == list(range(3 * 4 + 3 * 6 + 3 * 2))
+    if not short_rounds:
+        assert learned == sorted(set(learned))
+
+
 REWARD = "def reward(transcript):\n    return {}\n"
 
 

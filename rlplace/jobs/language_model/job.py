@@ -45,6 +45,8 @@ if TYPE_CHECKING:
 
 # Roles without state in checkpoints, so lost ranks can be replaced
 _REPLACED = ("env", "rollout", "reference", "reward")
+# Name of the number of asked prompts among the values of a checkpoint
+_ASKED = "prompts_asked"
 
 
 class LanguageModelJob(TrainedJob):
@@ -225,6 +227,46 @@ class LanguageModelJob(TrainedJob):
             ("actor", "critic", "reference"), "state is sharded over"
         )
         return {**sharded, "env": "prompts are dealt to"}
+
+    def resume_notes(
+        self,
+        config: LanguageModelJobConfig,
+        differences: Mapping[str, tuple[object, object]],
+        iteration: int,
+    ) -> list[str]:
+        lines = super().resume_notes(config, differences, iteration)
+        if "algorithm.prompts" in differences:
+            lines.append(
+                "    data: goes on behind the last prompt that was asked; no row is skipped or asked twice"
+            )
+        return lines
+
+    def run_state(
+        self,
+        config: LanguageModelJobConfig,
+        arguments: Mapping[str, TextArguments],
+        iteration: int,
+    ) -> Mapping[str, Any]:
+        if "env" not in arguments:
+            return {}
+        return {_ASKED: arguments["env"].first_prompt(iteration)}
+
+    def resumed_arguments(
+        self,
+        arguments: Mapping[str, TextArguments],
+        state: Mapping[str, Any],
+        before: Mapping[str, Any],
+        iteration: int,
+    ) -> Mapping[str, TextArguments]:
+        # A checkpoint of an older version has only its config
+        asked = state.get(_ASKED)
+        if asked is None:
+            asked = iteration * before["algorithm"]["prompts"]
+        place = {"resumed_at": iteration, "asked_before": asked}
+        return {
+            component: dataclasses.replace(given, **place)
+            for component, given in arguments.items()
+        }
 
     def saved_models(
         self, config: LanguageModelJobConfig, plan_: Plan, folder: Path

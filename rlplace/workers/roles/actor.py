@@ -426,7 +426,7 @@ class LmActor(Actor):
 
         `experience`: the experience with these samples and the reasons.
         """
-        first = iteration * self.config.prompts
+        first = self.config.first_prompt(iteration)
         return [
             f"{self.context.owner}: sample {sample.sample} of prompt {first + sample.group}: {why}"
             for sample, why in experience.non_finite

@@ -17,8 +17,7 @@ from __future__ import annotations
 
 import json
 import os
-import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from rlplace.json_text import parsed
@@ -36,15 +35,23 @@ class Tails:
     `left`: prompt requested in advance -> postponed prompt.
     """
 
-    def __init__(self, short_rounds: int, prompts: int, groups: range) -> None:
+    def __init__(
+        self,
+        short_rounds: int,
+        prompts: int,
+        groups: range,
+        first: Callable[[int], int] | None = None,
+    ) -> None:
         """Start without postponed prompts.
 
         `short_rounds`: number of short rounds before each long round. `prompts`: number of prompts in an iteration.
-        `groups`: group numbers that this rank owns in an iteration.
+        `groups`: group numbers that this rank owns in an iteration. `first`: function from an iteration to the number
+        of its first prompt; None: all iterations of the run have had `prompts` prompts.
         """
         self._short = short_rounds
         self._prompts = prompts
         self._groups = groups
+        self._first = first or (lambda iteration: iteration * prompts)
         # Prompt asked ahead in a short round -> postponed prompt, of this run
         self.left: dict[int, int] = {}
         # The same pairs, as read from the checkpoint
@@ -56,7 +63,7 @@ class Tails:
         A short round also requests answers to prompts of the next long round. If such a prompt belongs to group g of
         the long round, it has the group number `prompts` + g in the short round.
         """
-        first = iteration * self._prompts
+        first = self._first(iteration)
         places = {group: first + group for group in self._groups}
         instead = self._before
         if self._round(iteration) == self._short:
@@ -82,7 +89,7 @@ class Tails:
         `numbers`: the prompt numbers, as many as `more` returns for `iteration`.
         """
         # Earlier pairs are not needed any more.
-        first = iteration * self._prompts
+        first = self._first(iteration)
         self._before, self.left = (
             {n: m for n, m in known.items() if n >= first}
             for known in (self._before, self.left)
@@ -110,7 +117,7 @@ class Tails:
 
         If `iteration` is a long round, return an empty list.
         """
-        last = (iteration + self._short - self._round(iteration)) * self._prompts
+        last = self._first(iteration + self._short - self._round(iteration))
         return [last + group for group in self._early(iteration)]
 
     # ── checkpoints ──────────────────────────────────────────────────────────────────────────────────────────────────
@@ -135,26 +142,19 @@ class Tails:
         """Read the pairs (prompt requested in advance, postponed prompt) of this rank's groups from all files in
         `folder`.
 
-        The number of ranks that wrote the files does not matter. A file is ignored if its run had another number of
-        prompts in an iteration.
+        The numbers of ranks and of prompts in an iteration may be others than when the files were written.
         """
         self.left = {}
         self._before = {}
         for file in sorted(folder.glob("tails_*.json")):
-            first, last = map(int, re.findall("[0-9]+", file.stem))
-            if max(first, self._groups.start) < min(last + 1, self._groups.stop):
-                pairs = self._stored(file).items()
-                self._before |= {
-                    ahead: left
-                    for ahead, left in pairs
-                    if ahead % self._prompts in self._groups
-                }
+            # The group in which this run asks a prompt follows from the prompt's number
+            for ahead, left in self._stored(file).items():
+                if (ahead - self._first(0)) % self._prompts in self._groups:
+                    self._before[ahead] = left
 
     def _stored(self, file: Path) -> Mapping[int, int]:
         try:
             stored = parsed(file.read_text(encoding="utf-8"))
-            if stored["prompts"] != self._prompts:
-                return {}
             return {int(ahead): int(left) for ahead, left in stored["instead"].items()}
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             raise unreadable_state("env", file, error) from error

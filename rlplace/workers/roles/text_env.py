@@ -117,6 +117,7 @@ class TextEnvWorker(EnvWorker):
             config.algorithm.short_rounds,
             self.config.prompts,
             self.config.groups(self.context.rank),
+            first=self.config.first_prompt,
         )
         self._behind = FilesBehind(self.context)
         self._opened.callback(self._behind.close)
@@ -251,7 +252,7 @@ class TextEnvWorker(EnvWorker):
         ).items():
             for number, group in groups.items():
                 asked = self.prompts["train"].episodes(
-                    iteration * self.config.prompts + number, len(group)
+                    self.config.first_prompt(iteration) + number, len(group)
                 )
                 prompt, images, dialogues = asked
                 # The tokens alone do not show a changed image of the same size.

@@ -7,6 +7,7 @@ import dataclasses
 import json
 import os
 import random
+import shlex
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
@@ -27,6 +28,16 @@ ROW = ", row"
 _MOST_OFTEN = 1_000
 # Epochs whose orders are kept beside that of the newest: a replacement prompt may be of another epoch
 _EPOCHS = 4
+# Bytes from which the form of a JSON file is read, and of an object that is written over several lines
+_HEAD = 1 << 10
+_LONGEST_OBJECT = 64 << 20
+# Marks at the beginning of files in other encodings; that of UTF-16 begins like that of UTF-32
+_MARKS = (
+    (codecs.BOM_UTF32_LE, "UTF-32"),
+    (codecs.BOM_UTF32_BE, "UTF-32"),
+    (codecs.BOM_UTF16_LE, "UTF-16"),
+    (codecs.BOM_UTF16_BE, "UTF-16"),
+)
 # Places of further bad rows that an error names
 _MORE = 8
 _Given = TypeVar("_Given")
@@ -224,11 +235,20 @@ def read_rows(path: str, dataset_split: str | None = None) -> list[Row]:
 
 
 def _json_lines(file: Path) -> list[Row]:
-    """Return the rows of a JSON file, with one object in each line, or with one list of objects."""
+    """Return the rows of a JSON file, with one object in each line, or with one list of objects.
+
+    Raises ConfigError for a bad line, for an object that is written over several lines, and for UTF-16.
+    """
     with file.open("rb") as start:
-        head = start.read(1 << 10).removeprefix(codecs.BOM_UTF8)
+        head = start.read(_HEAD).removeprefix(codecs.BOM_UTF8)
+    encoding = _other_encoding(head)
+    if encoding is not None:
+        raise config_error(
+            "no-dataset", _KEY, str(file), error="encoding", encoding=encoding
+        )
     if head.lstrip().startswith(b"["):
         return _json_array(file)
+    _require_lines(file)
     with file.open("rb") as lines:
         written = (
             (line, Source(file=str(file), line=n))
@@ -236,6 +256,61 @@ def _json_lines(file: Path) -> list[Row]:
             if line.strip()
         )
         return each(written, lambda row: (_json_row(*row), row[1]))
+
+
+def _other_encoding(head: bytes) -> str | None:
+    """Return the name of the encoding, other than UTF-8, in which a JSON file is; None if it is none of those known.
+
+    `head`: the first bytes of the file. JSON begins with a character of ASCII, whose other bytes are zeros in UTF-16
+    and UTF-32.
+    """
+    for mark, name in _MARKS:
+        if head.startswith(mark):
+            return name
+    if head[:4].count(0) == 3:
+        return "UTF-32"
+    if 0 in head[:2]:
+        return "UTF-16"
+    return None
+
+
+def _require_lines(file: Path) -> None:
+    """Raise ConfigError if the first object of a JSON file is written over several lines.
+
+    A first line that is not the beginning of such an object is a bad line, which is told as one.
+    """
+    with file.open("rb") as lines:
+        first = next((line for line in lines if line.strip()), b"")
+        try:
+            json.loads(first)
+        except (ValueError, RecursionError):
+            more = lines.read(_LONGEST_OBJECT)
+        else:
+            return
+    text = (first + more).decode("utf-8-sig", "replace").lstrip()
+    try:
+        found, stop = json.JSONDecoder().raw_decode(text)
+    except (ValueError, RecursionError):
+        return
+    if not isinstance(found, dict) or "\n" not in text[:stop]:
+        return
+    # Rows may be a list within the object
+    lists = [
+        name
+        for name, value in found.items()
+        if isinstance(value, list) and value and isinstance(value[0], dict)
+    ]
+    error = "object-of-rows" if lists else "object-in-lines"
+    shown = shlex.quote(str(file))
+    raise config_error(
+        "no-dataset",
+        _KEY,
+        str(file),
+        error=error,
+        column=lists[0] if lists else "",
+        file=shown,
+        lines=shlex.quote(str(file.with_suffix(".lines.jsonl"))),
+    )
 
 
 def _json_row(line: bytes, place: Source) -> Mapping[str, Any]:

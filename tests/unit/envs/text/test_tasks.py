@@ -588,6 +588,64 @@ def test_a_list_that_is_none_of_rows_names_the_file(
     assert "rows.json" in str(caught.value)
 
 
+TWO_ROWS = [{"prompt": "1 + 1", "answer": "2"}, {"prompt": "2 + 2", "answer": "4"}]
+
+
+@pytest.mark.parametrize(
+    ("content", "what", "fix"),
+    [
+        (
+            json.dumps(TWO_ROWS[0], indent=2),
+            "one JSON object over several lines",
+            "jq -c .",
+        ),
+        (
+            "\n".join(json.dumps(row, indent=2) for row in TWO_ROWS),
+            "one JSON object over several lines",
+            "jq -c .",
+        ),
+        (
+            "\ufeff" + json.dumps({"version": 1, "data": TWO_ROWS}, indent=1),
+            "whose 'data' is a list of objects",
+            "jq -c '.[\"data\"][]'",
+        ),
+    ],
+)
+def test_an_object_over_several_lines_is_named_as_one(
+    tmp_path: Path, content: str, what: str, fix: str
+) -> None:
+    file = tmp_path / "my rows.json"
+    file.write_text(content, encoding="utf-8")
+    with pytest.raises(ConfigError) as caught:
+        read_rows(str(file))
+    (found,) = caught.value.problems
+    assert found.code == "no-dataset"
+    assert what in found.what
+    assert found.fix is not None
+    assert found.fix.startswith(fix)
+    assert f"'{file}'" in found.fix
+
+
+@pytest.mark.parametrize(
+    "encoding", ["utf-16", "utf-16-be", "utf-16-le", "utf-32", "utf-32-be"]
+)
+@pytest.mark.parametrize("mark", ["", "\ufeff"])
+def test_a_file_in_another_encoding_is_named_as_one(
+    tmp_path: Path, encoding: str, mark: str
+) -> None:
+    file = tmp_path / "rows.jsonl"
+    text = mark + "\n".join(json.dumps(row) for row in TWO_ROWS)
+    file.write_bytes(text.encode(encoding))
+    with pytest.raises(ConfigError) as caught:
+        read_rows(str(file))
+    (found,) = caught.value.problems
+    assert found.code == "no-dataset"
+    name = encoding[:6].upper()
+    assert f"is {name}, and not UTF-8" in found.what
+    assert found.fix is not None
+    assert f"iconv -f {name} -t UTF-8" in found.fix
+
+
 def test_data_sets_are_mixed_by_how_often_their_rows_are_asked(tmp_path: Path) -> None:
     one, other = (
         str(write_rows(tmp_path / f"{name}.json", [name + c for c in "1234"]))

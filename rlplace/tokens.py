@@ -79,6 +79,11 @@ class Completion:
     finish: Finish
 
 
+# Why an episode ended: its last answer was cut by a limit of tokens, the task ended it, or it had as many turns or
+# tokens as the config allows
+ENDS = ("cut_answer", "task", "max_turns", "sequence_length")
+
+
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Sample:
     """An env rank's result: one whole episode of L tokens.
@@ -87,8 +92,9 @@ class Sample:
     answers and the environment's texts between them. `mask`: true at the tokens that the policy sampled; at all others,
     `logprobs` is 0 and `versions` is -1. `reward`: weighted sum of `rewards`; nan if a number is not finite, so that
     learners leave the sample out. `rewards`: reward function -> its value. `turns`: count of answers in the episode.
-    `truncated`: whether the last answer was cut off by a length limit. `transcript`: the episode as text, for scorers
-    that read text.
+    `truncated`: whether the last answer was cut off by a length limit. `ended`: one of ENDS, why there was no further
+    answer; "" if a checkpoint of an older version does not tell it. `transcript`: the episode as text, for scorers that
+    read text.
     """
 
     group: int
@@ -108,6 +114,7 @@ class Sample:
         None  # the episode as text (envs.text.Transcript), for scorers that read text
     )
     images: Files = ()  # of the prompt
+    ended: str = ""
 
     def __post_init__(self) -> None:
         lengths = {

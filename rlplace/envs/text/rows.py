@@ -287,7 +287,9 @@ def _require_lines(file: Path) -> None:
             more = lines.read(_LONGEST_OBJECT)
         else:
             return
-    text = (first + more).decode("utf-8-sig", "replace").lstrip()
+    text = (
+        (first + more).removeprefix(codecs.BOM_UTF8).decode(errors="replace").lstrip()
+    )
     try:
         found, stop = json.JSONDecoder().raw_decode(text)
     except (ValueError, RecursionError):

@@ -62,7 +62,7 @@ def write(
         for sample in group
     ]
     index = [
-        {"iteration": i, "length": s.weight}
+        {"iteration": i, "length": s.weight, "ended": s.ended}
         | {name: getattr(s, name) for name in _VALUES}
         for i, s in samples
     ]
@@ -140,9 +140,9 @@ def _samples(file: Path, asked: str) -> list[tuple[int, Sample]]:
             name: entry[name] for name in _VALUES
         }
         images = tuple(digest.encode() for digest in entry.get("images", ()))
-        samples.append(
-            (entry["iteration"], _with_text(Sample(**values, images=images), entry))
-        )
+        # Files of older versions do not say why an episode ended
+        sample = Sample(**values, images=images, ended=entry.get("ended", ""))
+        samples.append((entry["iteration"], _with_text(sample, entry)))
         start = stop
     return samples
 

@@ -37,7 +37,7 @@ from rlplace.errors import (
 from rlplace.metrics import DROPPED_PROMPTS, Metric, Metrics
 from rlplace.placement.schedule import Residency
 from rlplace.stopwatch import Stopwatch
-from rlplace.tokens import Completion, Episode, Files, Request, Sample, Tokens
+from rlplace.tokens import ENDS, Completion, Episode, Files, Request, Sample, Tokens
 from rlplace.workers.arguments import (
     COMPLETIONS,
     REQUESTS,
@@ -407,6 +407,10 @@ def _metrics(
         "episode_tokens": mean(sum(sample.weight for sample in samples)),
         "turns": mean(sum(sample.turns for sample in samples)),
         "truncated": mean(sum(sample.truncated for sample in samples)),
+        **{
+            f"ended/{end}": mean(sum(sample.ended == end for sample in samples))
+            for end in ENDS
+        },
         "episodes": Metric(episodes, "sum"),
         "sim_s": Metric(
             watch.seconds["sim"] + watch.seconds["reward"], "max"
@@ -427,7 +431,8 @@ class OpenEpisode:
 
     `tokens`: the conversation as tokens. `dialogue`: the task's side of the conversation. `answers`: texts of the
     policy. `replies`: texts of the environment. `submitted_s`: time at which the episode went to the grader, in seconds
-    of `time.perf_counter()`. `tries`: number of restarts after an error of the task.
+    of `time.perf_counter()`. `tries`: number of restarts after an error of the task. `ended`: one of ENDS, why the
+    episode is over; "" while it is in progress.
     """
 
     tokens: Episode
@@ -437,6 +442,7 @@ class OpenEpisode:
     opened: str = ""  # the tag with which the chat template begins answers
     submitted_s: float = 0.0  # when it went to the grader, by the performance counter
     tries: int = 0  # number of restarts after a failed reply or failed facts
+    ended: str = ""
 
     def transcript(self, *, failed: bool = False) -> Transcript:
         """Return the transcript of the conversation.
@@ -789,14 +795,18 @@ class Pass:
         completion = episode.tokens.pieces[-1]
         assert isinstance(completion, Completion), "a reply is to an answer"
         # A cut answer is incomplete: the environment gets it as it is, and the episode ends.
-        if (
-            reply is None
-            or completion.finish != "stop"
-            or len(episode.answers) >= settings.env.max_turns
-        ):
+        if completion.finish != "stop":
+            episode.ended = "cut_answer"
+            return None
+        if reply is None:
+            episode.ended = "task"
+            return None
+        if len(episode.answers) >= settings.env.max_turns:
+            episode.ended = "max_turns"
             return None
         more = self._prompts.conversation.reply(completion.tokens, reply)
         if len(episode.tokens.tokens()) + len(more) >= settings.algorithm.longest:
+            episode.ended = "sequence_length"
             return None
         self.watch.draw("reply_tokens", len(more))
         episode.tokens.pieces.append(more)
@@ -840,6 +850,10 @@ class Pass:
             episode = self._grading.pop((case.group, case.sample))
             self.watch.draw("reward_s", time.perf_counter() - episode.submitted_s)
             sample = episode.tokens.finish(rewards, weights)
-            finished.append(dataclasses.replace(sample, transcript=case.transcript))
+            finished.append(
+                dataclasses.replace(
+                    sample, transcript=case.transcript, ended=episode.ended
+                )
+            )
         self.watch.lap("reward")
         return finished

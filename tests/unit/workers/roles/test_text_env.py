@@ -25,7 +25,7 @@ from rlplace.errors import (
 from rlplace.metrics import Metrics
 from rlplace.models.tokenizer import Tokenizer
 from rlplace.placement.schedule import Residency
-from rlplace.tokens import Completion, Request, Sample
+from rlplace.tokens import ENDS, Completion, Request, Sample
 from rlplace.workers.arguments import COMPLETIONS, REQUESTS, SAMPLES, Done
 from rlplace.workers.roles import replies
 from rlplace.workers.roles.prompts import check_prompts
@@ -190,6 +190,17 @@ def test_numbers_of_an_iteration(folder: Path) -> None:
     assert numbers["env/episodes"] == (6, "sum", 1.0)
     assert numbers["env/turns"] == (1.0, "mean", 6)
     assert numbers["env/truncated"] == (0.5, "mean", 6)
+    ended = {
+        name.removeprefix("env/ended/"): number[0]
+        for name, number in numbers.items()
+        if name.startswith("env/ended/")
+    }
+    assert ended == {
+        "cut_answer": 0.5,
+        "task": 0.5,
+        "max_turns": 0.0,
+        "sequence_length": 0.0,
+    }
     assert numbers["env/answer_tokens"] == (3.5, "mean", 6)
     assert {name for name in metrics if name.endswith("_s")} == {
         f"env/{n}_s" for n in ("sim", "reward", "wait", "put")
@@ -305,19 +316,27 @@ def cut(request: Request, sample: int) -> str:
 
 
 @pytest.mark.parametrize(
-    ("answer", "env", "longest", "truncated"),
-    [(says, {"max_turns": 2}, 400, False), (cut, {}, 400, True), (says, {}, 60, False)],
+    ("answer", "env", "longest", "ended"),
+    [
+        (says, {"max_turns": 2}, 400, "max_turns"),
+        (cut, {}, 400, "cut_answer"),
+        (says, {}, 60, "sequence_length"),
+    ],
     ids=["turns are limited", "a cut answer is the last", "no answer would fit"],
 )
 def test_an_episode_ends_after_two_turns(
-    folder: Path, answer: Says, env: dict[str, Any], longest: int, truncated: bool
+    folder: Path, answer: Says, env: dict[str, Any], longest: int, ended: str
 ) -> None:
     with TextStage(
         folder, answer, env=COUNTING | env, algorithm={"sequence_length": longest}
     ) as stage:
-        stage.run()
+        (metrics,) = stage.run()
+    # The metrics say which limit it was
+    for end in ENDS:
+        assert value(metrics, f"env/ended/{end}") == (end == ended)
     for sample in by_place(stage.groups()).values():
-        assert (sample.turns, sample.truncated) == (2, truncated)
+        assert (sample.turns, sample.truncated) == (2, ended == "cut_answer")
+        assert sample.ended == ended
         assert len(sample.tokens) <= longest
         assert sample.mask[-1]
     for request in stage.puppet.asked:

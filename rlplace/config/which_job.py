@@ -24,7 +24,12 @@ TAGS: Mapping[str, Mapping[str, JobName]] = {
         **dict.fromkeys(("cnn", "transformer", "module", "mlp"), USUAL),
         "causal_lm": MARKED,
     },
-    "env.kind": {"gymnasium": USUAL, "envpool": USUAL, "text": MARKED},
+    "env.kind": {
+        "gymnasium": USUAL,
+        "envpool": USUAL,
+        "pettingzoo": USUAL,
+        "text": MARKED,
+    },
     "rollout.engine": {"torch": USUAL, "transformers": MARKED, "vllm": MARKED},
 }
 MODEL_KEYS = ("path", "model_type")  # every language model has one of these keys

@@ -86,6 +86,7 @@ class Spaces:
     `memory`: number of float32 values of the policy's memory.
     `chunk`: number of actions that are decided at once; if above 1, it is the first axis of `actions`.
     `normalized`: whether the simulator normalizes by statistics of its own, see `Normalizing`.
+    `together`: number of neighbouring rows that are one environment, such as its agents; a simulator has whole ones.
     """
 
     observation_shape: tuple[int, ...]
@@ -95,6 +96,7 @@ class Spaces:
     memory: int = 0
     chunk: int = 1
     normalized: bool = False
+    together: int = 1
 
     @property
     def numbers(self) -> int:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from rlplace.codes import config_error
 from rlplace.envs.contract import Spaces
 from rlplace.envs.gymnasium_adapter import spaces_of
-from rlplace.envs.registry import needs
+from rlplace.envs.registry import needs, wrappers_problems
 from rlplace.errors import Problem, did_you_mean, suggestion
 
 if TYPE_CHECKING:
@@ -22,11 +22,12 @@ class EnvPoolAdapter:
     """The adapter to the library EnvPool. A simulator's id is one of `envpool.list_all_envs()`."""
 
     def check(self, config: SimulatorEnvConfig) -> Sequence[Problem]:
-        """Return an empty list, without a check: only EnvPool knows its ids, and importing EnvPool takes seconds.
+        """Return a problem if there are wrappers, which EnvPool's batches have none of.
 
-        `describe` reports problems of the id and the arguments.
+        Only EnvPool knows its ids, and importing EnvPool takes seconds: `describe` reports problems of the id and the
+        arguments.
         """
-        return []
+        return wrappers_problems(config)
 
     def describe(self, config: SimulatorEnvConfig) -> Spaces:
         """Make a pool of one environment, and return the spaces of its observations and actions. Raises ConfigError."""

@@ -353,6 +353,16 @@ def _id_problems(name: str) -> Sequence[Problem]:
     """Return the problems of a simulator's id: its module cannot be imported, or the id is not registered."""
     import gymnasium
 
+    # Environments of PettingZoo have an adapter of their own
+    if name.partition(".")[0] == "pettingzoo":
+        found = problem(
+            "unknown-simulator",
+            _ID,
+            name,
+            error="of-pettingzoo",
+            proposed=name.removesuffix(":parallel_env").replace(":env", ""),
+        )
+        return [found]
     # Import the user's module, which may register the id
     module_name, _, registered = name.rpartition(":")
     own: list[str] = []
@@ -369,7 +379,7 @@ def _id_problems(name: str) -> Sequence[Problem]:
                 "unknown-simulator",
                 "env.id",
                 name,
-                error="module",
+                error="module-of-gym" if error.name == "gym" else "module",
                 span=(0, len(module_name)),
                 registered=registered,
                 module=module_name,
@@ -457,11 +467,13 @@ def spaces_of(
     taken: gymnasium.Space[Any],
     *,
     arrays: str | None = None,
+    together: int = 1,
 ) -> Spaces:
     """Return Gymnasium's observation space `seen` and action space `taken` as `Spaces`.
 
     `arrays`: None if observations may be Dicts or Tuples; else they must be single arrays, and the text is the fix to
-    propose for another space. Raises ConfigError for kinds of spaces that policies here cannot handle.
+    propose for another space. `together`: number of rows that are one environment. Raises ConfigError for kinds of
+    spaces that policies here cannot handle.
     """
     from gymnasium.spaces import Box, Discrete, MultiBinary, MultiDiscrete
 
@@ -537,6 +549,7 @@ def spaces_of(
         observation_dtype=whole.dtype,
         parts=encoding.parts,
         actions=actions,
+        together=together,
     )
 
 

@@ -72,6 +72,8 @@ def play(
     is not finite or an episode is too long, and OutputError if the video cannot be written.
     """
     rows = min(episodes, MOST_PLAYED)
+    # Whole environments, if several rows are one
+    rows = -(-rows // spaces.together) * spaces.together
     # Episodes that each row has to play
     due = [episodes // rows] * rows
     for row in range(episodes % rows):

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 ADAPTERS: Mapping[str, str] = {
     "gymnasium": "rlplace.envs.gymnasium_adapter:GymnasiumAdapter",
     "envpool": "rlplace.envs.envpool_adapter:EnvPoolAdapter",
+    "pettingzoo": "rlplace.envs.pettingzoo_adapter:PettingZooAdapter",
 }
 # Ends of names of files that the task `prompts` reads
 _DATA = (".jsonl", ".json", ".parquet", ".csv")
@@ -390,6 +391,14 @@ def check(config: SimulatorEnvConfig) -> Sequence[Problem]:
         return find_adapter(config.kind).check(config)
     except ConfigError as error:
         return error.problems
+
+
+def wrappers_problems(config: SimulatorEnvConfig) -> list[Problem]:
+    """Return the problem that the simulators of the config take no wrappers of Gymnasium; empty if there are none."""
+    if not config.wrappers:
+        return []
+    names = ", ".join(wrapper.name for wrapper in config.wrappers)
+    return [problem("wrappers-not-applied", "env.wrappers", names, kind=config.kind)]
 
 
 def surely_made(config: SimulatorEnvConfig) -> bool:

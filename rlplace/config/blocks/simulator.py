@@ -33,10 +33,11 @@ class WrapperConfig:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class SimulatorEnvConfig:
-    """Simulators of Gymnasium or EnvPool, or of a custom adapter."""
+    """Simulators of Gymnasium, EnvPool or PettingZoo, or of a custom adapter."""
 
     kind: str = knob(
-        "gymnasium, envpool, or package.module:Class of your own adapter", "gymnasium"
+        "gymnasium, envpool, pettingzoo, or package.module:Class of your own adapter",
+        "gymnasium",
     )
     id: str = knob(
         "simulator id, or package.module:function that makes one; a plan can do without",
@@ -103,7 +104,9 @@ class SimulatorJobConfig(Config):
 
     job: ClassVar[JobName] = "simulator"
 
-    env: SimulatorEnvConfig = knob("kind: gymnasium | envpool | package.module:Class")
+    env: SimulatorEnvConfig = knob(
+        "kind: gymnasium | envpool | pettingzoo | package.module:Class"
+    )
     rollout: TorchRolloutConfig = knob("engine: torch")
 
     @property

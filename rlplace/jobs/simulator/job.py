@@ -122,7 +122,7 @@ class SimulatorJob(TrainedJob):
                 self.memory(config, plan_, known=spaces)
         except ProblemsError as error:
             return error.problems
-        return ()
+        return rules.agents_problems(config, plan_, spaces.together)
 
     def workers(
         self, config: SimulatorJobConfig, plan_: Plan

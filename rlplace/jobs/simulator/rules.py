@@ -10,8 +10,10 @@ from typing import TYPE_CHECKING
 from rlplace.checks.parallel import undivided
 from rlplace.checks.placed import PlacedJob
 from rlplace.checks.rule import Found, Rule, at_key
+from rlplace.codes import problem
 from rlplace.config.blocks.simulator import SimulatorJobConfig
 from rlplace.envs.registry import normalized_by
+from rlplace.errors import Problem
 from rlplace.placement.plan import Plan
 from rlplace.placement.schedule import Residency, makes_room
 
@@ -55,6 +57,31 @@ def _block(case: PlacedSimulatorJob) -> int:
 
 def _env_is_placed(case: PlacedSimulatorJob) -> bool:
     return "env" in case.placement.components
+
+
+def agents_problems(
+    config: SimulatorJobConfig, plan: Plan, together: int
+) -> list[Problem]:
+    """Return a problem if the rows of a stage group are no whole number of environments.
+
+    `together`: number of rows of one environment, such as its agents.
+    """
+    if "env" not in plan.placement.components:
+        return []
+    block = config.rollout.pipeline_stage_num * plan.placement.world_size("env")
+    total = config.env.total_num_envs
+    rows = total // block
+    if rows % together == 0:
+        return []
+    found = problem(
+        "agents-misfit",
+        "env.total_num_envs",
+        f"{total}: {rows} rows in each stage group",
+        agents=together,
+        simulator=config.env.id,
+        above=-(-total // (block * together)) * block * together,
+    )
+    return [found]
 
 
 def _uneven_envs(case: PlacedSimulatorJob) -> Iterator[Found]:

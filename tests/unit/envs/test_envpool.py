@@ -8,7 +8,7 @@ import sys
 import numpy as np
 import pytest
 
-from rlplace.config.blocks.simulator import SimulatorEnvConfig
+from rlplace.config.blocks.simulator import SimulatorEnvConfig, WrapperConfig
 from rlplace.envs.contract import ContinuousActions, DiscreteActions, Spaces
 from rlplace.envs.registry import check, describe, find_adapter
 from rlplace.errors import ConfigError
@@ -117,3 +117,11 @@ def test_actions_are_clipped_to_the_bounds() -> None:
     assert far.rewards == at_bound.rewards
     for each in pair:
         each.close()
+
+
+def test_wrappers_are_refused() -> None:
+    wrapper = WrapperConfig(name="gymnasium.wrappers:ClipReward")
+    (found,) = check(
+        SimulatorEnvConfig(kind="envpool", id="Pong-v5", wrappers=(wrapper,))
+    )
+    assert (found.code, found.fix) == ("wrappers-not-applied", "wrappers: []")

@@ -141,8 +141,8 @@ for _name, _made in {"Theirs-v0": Theirs, "Several-v0": Several}.items():
     [
         ("Theirs", "shimmy.GymV26CompatibilityV0(env=Theirs())"),
         ("Theirs-v0", "shimmy.GymV26CompatibilityV0"),
-        ("Several", "one row for each agent"),
-        ("Several-v0", "one row for each agent"),
+        ("Several", "env.kind: pettingzoo"),
+        ("Several-v0", "env.kind: pettingzoo"),
         ("NoEnv", "class NoEnv(gymnasium.Env)"),
         ("nothing", "gymnasium.Env"),
         ("many", "a function that returns one environment"),
@@ -163,8 +163,34 @@ def test_an_id_of_gym_is_told_from_an_unknown_one(
     monkeypatch.setitem(sys.modules, "gym", gym)
     found = refusal(f"{__name__}:OnlyThere-v0")
     assert found.fix is not None
-    assert "GymV26Environment-v0, kwargs: {env_id: OnlyThere-v0}" in found.fix
+    assert "shimmy:GymV26CompatibilityV0, kwargs: {env_id: OnlyThere-v0}" in found.fix
     assert "gym" not in str(refusal(f"{__name__}:NotThere-v0").what)
+
+
+@pytest.mark.parametrize(
+    ("name", "fix"),
+    [
+        (
+            "pettingzoo.butterfly.pistonball_v6",
+            "kind: pettingzoo, id: pettingzoo.butterfly.pistonball_v6",
+        ),
+        (
+            "pettingzoo.mpe.simple_spread_v3:parallel_env",
+            "kind: pettingzoo, id: pettingzoo.mpe.simple_spread_v3",
+        ),
+        (
+            "gym:CartPole-v0",
+            "id: shimmy:GymV26CompatibilityV0, kwargs: {env_id: CartPole-v0}",
+        ),
+    ],
+)
+def test_names_of_other_libraries_get_the_bridge_that_serves_them(
+    name: str, fix: str
+) -> None:
+    found = refusal(name)
+    assert found.code == "unknown-simulator"
+    assert found.fix is not None
+    assert fix in found.fix
 
 
 class Lacks(Odd):

@@ -1,0 +1,257 @@
+"""Steps parallel environments of PettingZoo: each agent is one row.
+
+::
+
+    environment 0   agent a  ●────●────●────●   row 0      row 1 is dead from its third observation on: it shows zeros
+                    agent b  ●────●────○────○   row 1      and gets 0; the episodes of both rows end when no agent is
+    environment 1   agent a  ●────●────●────●   row 2      left, or at the time limit, and all agents begin anew
+                    agent b  ●────●────●────●   row 3
+
+So it is in PettingZoo itself, where an environment is reset when no agent is left, and with SuperSuit's `black_death`.
+PettingZoo gives no access to the state of an episode, so all episodes begin anew after a resume.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from gymnasium.spaces import Discrete
+from numpy.typing import NDArray
+
+from rlplace.envs.contract import StepResult
+from rlplace.envs.entries import Unfit, in_words
+from rlplace.envs.gymnasium_results import Results, close_all, flag, reward_of
+from rlplace.envs.observations import encoding_of
+
+_STEP = "step()"
+_RESET = "reset()"
+_VALUES_OF_STEP = 5
+
+
+class PettingZooVector:
+    """A simulator that owns several parallel environments of one kind, and steps them one after the other.
+
+    Row e * A + a is agent a of environment e, where A is the number of agents.
+    """
+
+    def __init__(
+        self, envs: Sequence[Any], *, max_episode_steps: int | None, name: str
+    ) -> None:
+        """Take environments with the same agents, all with the same spaces.
+
+        `max_episode_steps`: None: no time limit. `name`: of the environments, for errors.
+        """
+        self._envs = list(envs)
+        self._agents = list(envs[0].possible_agents)
+        self._results = Results(name)
+        seen = envs[0].observation_space(self._agents[0])
+        encoding = encoding_of(seen)
+        assert encoding is not None, "describe has refused it"
+        self._read = encoding.read
+        rows = len(self._envs) * len(self._agents)
+        self._shape = (rows, *encoding.whole.shape)
+        self._dtype = np.dtype(encoding.whole.dtype)
+        self._limit = sys.maxsize
+        if max_episode_steps is not None:
+            self._limit = max_episode_steps
+        # How an agent takes an action: choices from `start` on, numbers within bounds
+        space: Any = envs[0].action_space(self._agents[0])
+        start = np.asarray(getattr(space, "start", 0))
+        self._first_action = start if start.any() else None
+        self._single = isinstance(space, Discrete)
+        self._bounds: tuple[Any, Any] | None = None
+        if hasattr(space, "low"):
+            self._bounds = (space.low, space.high)
+        # Steps of each environment since its reset
+        self._steps = [0] * len(self._envs)
+        # Of each row: the present observation, whether its agent is alive, how it ended, its return and its length
+        self._shown = np.zeros(self._shape, self._dtype)
+        self._alive = np.zeros(rows, np.bool_)
+        self._terminated = np.zeros(rows, np.bool_)
+        self._left_out = np.zeros(rows, np.bool_)
+        self._returns = np.zeros(rows)
+        self._lengths = np.zeros(rows, np.int64)
+        # Last observation of each row whose agent lived; a copy, since dead rows show zeros
+        self._last = np.zeros(self._shape, self._dtype)
+
+    @property
+    def remarks(self) -> Sequence[str]:
+        """Texts about results of the environments that were accepted and are unusual, each once."""
+        return self._results.remarks
+
+    def reset(self, seeds: Sequence[int]) -> NDArray[Any]:
+        """Begin an episode in every row, and return the first observations [B, *O].
+
+        `seeds`: one seed for each row; an environment takes that of its first agent.
+        """
+        for number in range(len(self._envs)):
+            self._begin(number, seeds[number * len(self._agents)])
+        return self._shown.copy()
+
+    def restart(self, rows: Sequence[int]) -> NDArray[Any]:
+        """Begin a new episode in the rows `rows`, and return the first observations [len(rows), *O].
+
+        An environment begins anew if all its agents are among them. Otherwise the other agents go on, and the rows are
+        those of dead agents until the environment ends.
+        """
+        asked = set(rows)
+        for number in range(len(self._envs)):
+            of_env = set(self._rows(number))
+            if of_env <= asked:
+                self._begin(number)
+                continue
+            left_out = sorted(of_env & asked)
+            self._left_out[left_out] = True
+            self._alive[left_out] = False
+            # Nothing comes after it, and nothing of it counts
+            self._terminated[left_out] = True
+            self._returns[left_out] = 0.0
+            self._lengths[left_out] = 0
+            self._shown[left_out] = 0
+        return self._shown[list(rows)]
+
+    def step(self, actions: NDArray[Any]) -> StepResult:
+        """Step all environments with the actions [B, *A], and return the result.
+
+        An environment without living agents begins anew in the same step. Raises SimulatorError for a result that is
+        not in the spaces of the agents.
+        """
+        rows = len(self._shown)
+        rewards = np.zeros(rows, np.float32)
+        terminated = np.zeros(rows, np.bool_)
+        truncated = np.zeros(rows, np.bool_)
+        ended: list[int] = []
+        finals = []
+        returns: list[float] = []
+        lengths: list[int] = []
+        taken = self._taken(actions)
+        for number in range(len(self._envs)):
+            self._step(number, taken, rewards)
+            of_env = list(self._rows(number))
+            limited = self._steps[number] >= self._limit
+            if self._envs[number].agents and not limited:
+                continue
+            # The episodes of all agents end together
+            ended += of_env
+            for row in of_env:
+                if self._terminated[row]:
+                    terminated[row] = True
+                else:
+                    truncated[row] = True
+                    finals.append(self._last[row].copy())
+                returns.append(float(self._returns[row]))
+                lengths.append(int(self._lengths[row]))
+            self._begin(number)
+        final_observations = np.empty((0, *self._shape[1:]), self._dtype)
+        if finals:
+            final_observations = np.array(finals)
+        return StepResult(
+            observations=self._shown.copy(),
+            rewards=rewards,
+            terminated=terminated,
+            truncated=truncated,
+            final_observations=final_observations,
+            episode_returns=returns,
+            episode_lengths=lengths,
+        )
+
+    def close(self) -> None:
+        """Close all environments."""
+        close_all(self._envs, self._results.name)
+
+    def _rows(self, number: int) -> range:
+        """Return the rows of the agents of environment `number`."""
+        first = number * len(self._agents)
+        return range(first, first + len(self._agents))
+
+    def _begin(self, number: int, seed: int | None = None) -> None:
+        """Reset environment `number`, and begin the episodes of its rows. Raises SimulatorError.
+
+        `seed`: None: the environment goes on with its random numbers.
+        """
+        env = self._envs[number]
+        shown = self._results.first(env, seed)
+        rows = self._rows(number)
+        for kept in (self._alive, self._left_out, self._returns, self._lengths):
+            kept[rows.start : rows.stop] = 0
+        self._terminated[rows.start : rows.stop] = False
+        self._steps[number] = 0
+        self._shown[rows.start : rows.stop] = 0
+        for row, agent in zip(rows, self._agents, strict=True):
+            if agent in env.agents:
+                self._see(row, agent, shown, _RESET)
+            else:
+                # An agent that is never there has nothing behind its end
+                self._terminated[row] = True
+
+    def _step(
+        self, number: int, taken: Sequence[Any], rewards: NDArray[np.float32]
+    ) -> None:
+        """Step environment `number`, and read the results of its agents. Raises SimulatorError.
+
+        `taken`: the action of each row. `rewards`: gets the reward of each agent that lives.
+        """
+        env = self._envs[number]
+        rows = dict(zip(self._agents, self._rows(number), strict=True))
+        living = list(env.agents)
+        made = env.step({agent: taken[rows[agent]] for agent in living})
+        self._steps[number] += 1
+        if not isinstance(made, tuple | list) or len(made) != _VALUES_OF_STEP:
+            raise self._results.refused(Unfit("step", in_words(made)), _STEP)
+        shown, earned, terminations, truncations, _ = made
+        try:
+            for agent in living:
+                row = rows[agent]
+                # The numbers of a row that was left out do not count
+                if self._left_out[row]:
+                    continue
+                number_of_agent = reward_of(self._entry(earned, agent))
+                rewards[row] = number_of_agent
+                self._returns[row] += number_of_agent
+                self._lengths[row] += 1
+                self._see(row, agent, shown, _STEP)
+                dies = flag(self._entry(terminations, agent))
+                leaves = flag(self._entry(truncations, agent))
+                if dies or leaves or agent not in env.agents:
+                    self._terminated[row] = dies or not leaves
+                    self._alive[row] = False
+                    self._shown[row] = 0
+            # Agents that come later
+            for agent in env.agents:
+                row = rows[agent]
+                if agent not in living and not self._left_out[row]:
+                    self._terminated[row] = False
+                    self._see(row, agent, shown, _STEP)
+        except Unfit as unfit:
+            raise self._results.refused(unfit, _STEP) from None
+
+    def _see(self, row: int, agent: Any, shown: Any, method: str) -> None:
+        """Take the observation of an agent for its row. Raises SimulatorError.
+
+        `shown`: observations by agent, as `method` returned them.
+        """
+        try:
+            self._shown[row] = self._read(self._entry(shown, agent))
+        except Unfit as unfit:
+            raise self._results.refused(unfit, method) from None
+        self._last[row] = self._shown[row]
+        self._alive[row] = True
+
+    def _entry(self, values: Any, agent: Any) -> Any:
+        """Return the value of an agent in a result by agents. Raises Unfit if there is none."""
+        if not isinstance(values, Mapping) or agent not in values:
+            raise Unfit("agent", in_words(values), agent=agent)
+        return values[agent]
+
+    def _taken(self, actions: NDArray[Any]) -> list[Any]:
+        """Return the actions [B, *A] as the agents take them."""
+        if self._bounds is None:
+            chosen = actions
+            if self._first_action is not None:
+                chosen = actions + self._first_action
+            return chosen.tolist() if self._single else list(chosen)
+        low, high = self._bounds
+        return list(np.clip(actions, low, high, dtype=low.dtype))

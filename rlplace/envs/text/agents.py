@@ -26,7 +26,8 @@ from typing import Any, ClassVar, Protocol, cast
 from rlplace.codes import config_error, problem
 from rlplace.envs.registry import named
 from rlplace.envs.text.contract import Message, NoPrompt, Split
-from rlplace.envs.text.rows import Epochs, Row, mixed
+from rlplace.envs.text.rows import Epochs, each, mixed
+from rlplace.envs.text.stored_rows import Row
 from rlplace.http_server import JsonServer, Limits, Refused
 from rlplace.json_text import parsed
 from rlplace.units import clipped
@@ -89,11 +90,13 @@ class AgentTask:
         self._agent: Agent = named(
             agent, {}, key="env.kwargs.agent", code="unknown-task", noun="agent"
         )
-        self._rows: list[Row] = []
+        self._rows: Sequence[Row] = []
         self._epochs = Epochs([], seed)
         if path is not None:
             self._rows, shares = mixed(path, None, None)
             self._epochs = Epochs(shares, seed)
+            # Find bad rows now, before anything starts
+            each(range(len(self._rows)), self._rows.__getitem__)
         self._seed = seed
         self._split = split
         self._first_request_s = first_request_s

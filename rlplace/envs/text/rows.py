@@ -15,6 +15,13 @@ from typing import Any, TypeVar
 
 from rlplace.codes import config_error
 from rlplace.envs.registry import needs
+from rlplace.envs.text.stored_rows import (
+    ArrowRows,
+    JoinedRows,
+    LineRows,
+    Row,
+    parquet_batches,
+)
 from rlplace.errors import ConfigError, Problem, Source
 from rlplace.json_text import parsed
 from rlplace.units import clipped
@@ -42,8 +49,6 @@ _MARKS = (
 _MORE = 8
 _Given = TypeVar("_Given")
 _Made = TypeVar("_Made")
-# Values by column, and the place: line of the file, or number of the row
-Row = tuple[Mapping[str, Any], Source]
 
 
 def bad_row(error: str, got: str, place: Source, **facts: Any) -> ConfigError:
@@ -125,8 +130,10 @@ def mixed(
     path: str | Sequence[str] | Mapping[str, float],
     rows: tuple[int, int] | None,
     split: str | None,
-) -> tuple[list[Row], list[Share]]:
+) -> tuple[Sequence[Row], list[Share]]:
     """Return the rows of one data set or several, each row once; and for each data set its rows and weight.
+
+    Rows stay in their files, and are read and checked when they are asked for: a bad row raises ConfigError then.
 
     `path`: one data set, a list of data sets, or a mapping from data set to weight. A weight is the number of times
     that each row of the data set is asked in an epoch. `rows`: range of rows to take of each data set, (first, last +
@@ -136,19 +143,20 @@ def mixed(
     if isinstance(path, str):
         alone = _part(path, rows, split)
         return alone, [Share(rows=range(len(alone)), weight=1.0)]
-    found: list[Row] = []
+    parts: list[tuple[Sequence[Row], range, str | None]] = []
     shares: list[Share] = []
+    first = 0
     names = _names([*path])
     weights = path if isinstance(path, Mapping) else dict.fromkeys(path, 1.0)
     for one, weight in weights.items():
         if not isinstance(weight, int | float) or not 0 < weight <= _MOST_OFTEN:
             got = f"{one}: {weight!r}"
             raise config_error("no-dataset", _KEY, got, error="weight", name=one)
-        first = len(found)
-        for values, place in _part(one, rows, split):
-            found.append(({"data_set": names[one], **values}, place))
-        shares.append(Share(rows=range(first, len(found)), weight=weight))
-    return found, shares
+        part = _part(one, rows, split)
+        parts.append((part, range(len(part)), names[one]))
+        shares.append(Share(rows=range(first, first + len(part)), weight=weight))
+        first += len(part)
+    return JoinedRows(parts), shares
 
 
 def content_of(path: str | Iterable[str]) -> str:
@@ -183,7 +191,7 @@ def _names(paths: Sequence[str]) -> dict[str, str]:
     return found
 
 
-def _part(path: str, rows: tuple[int, int] | None, split: str | None) -> list[Row]:
+def _part(path: str, rows: tuple[int, int] | None, split: str | None) -> Sequence[Row]:
     """Return the rows of one data set. `rows`: range of rows to take, (first, last + 1); None for all.
 
     `split`: the split to take of a saved folder. Raises ConfigError, or ValueError for a wrong range.
@@ -197,14 +205,16 @@ def _part(path: str, rows: tuple[int, int] | None, split: str | None) -> list[Ro
     found = read_rows(path, split)
     if rows is None:
         return found
-    return found[rows[0] : rows[1]]
+    taken = range(len(found))[rows[0] : rows[1]]
+    return JoinedRows([(found, taken, None)])
 
 
-def read_rows(path: str, dataset_split: str | None = None) -> list[Row]:
+def read_rows(path: str, dataset_split: str | None = None) -> Sequence[Row]:
     """Return the rows of a file *.jsonl, *.json or *.parquet, or of a folder written by `save_to_disk` of `datasets`.
 
-    `dataset_split`: the split to take, if the folder has several. Raises ConfigError if `path` does not exist or cannot
-    be read, if a row is wrong, if the kind of file is unknown, or if a library is missing.
+    Rows stay in the file; only a *.json file that is one list is held in memory. `dataset_split`: the split to take, if
+    the folder has several. Raises ConfigError if `path` does not exist or cannot be read, if the kind of file is
+    unknown, or if a library is missing. A line that is no row raises ConfigError when it is asked for.
     """
     file = Path(path)
     # Name the last existing folder, and whether it may be entered
@@ -234,10 +244,10 @@ def read_rows(path: str, dataset_split: str | None = None) -> list[Row]:
     raise config_error("no-dataset", _KEY, path, error="kind-of-file")
 
 
-def _json_lines(file: Path) -> list[Row]:
+def _json_lines(file: Path) -> Sequence[Row]:
     """Return the rows of a JSON file, with one object in each line, or with one list of objects.
 
-    Raises ConfigError for a bad line, for an object that is written over several lines, and for UTF-16.
+    Raises ConfigError for an object that is written over several lines, and for UTF-16.
     """
     with file.open("rb") as start:
         head = start.read(_HEAD).removeprefix(codecs.BOM_UTF8)
@@ -249,13 +259,7 @@ def _json_lines(file: Path) -> list[Row]:
     if head.lstrip().startswith(b"["):
         return _json_array(file)
     _require_lines(file)
-    with file.open("rb") as lines:
-        written = (
-            (line, Source(file=str(file), line=n))
-            for n, line in enumerate(lines, start=1)
-            if line.strip()
-        )
-        return each(written, lambda row: (_json_row(*row), row[1]))
+    return LineRows(file, _json_row)
 
 
 def _other_encoding(head: bytes) -> str | None:
@@ -381,21 +385,20 @@ def _entry(values: object, written: bytes, place: Source) -> Mapping[str, Any]:
     return _of_text(values, written, place)
 
 
-def _parquet(file: Path) -> list[Row]:
+def _parquet(file: Path) -> Sequence[Row]:
     """Return the rows of a Parquet file. Raises ConfigError if it cannot be read."""
     with needs("pyarrow", got=str(file), extra="text"):
         import pyarrow
-        from pyarrow import parquet
     try:
-        table = parquet.read_table(file)
+        batches = parquet_batches(file)
     except pyarrow.ArrowInvalid as error:
         raise config_error(
             "no-dataset", _KEY, str(file), error="parquet", reason=error
         ) from error
-    return _numbered(table.to_pylist(), str(file))
+    return ArrowRows(batches, f"{file}{ROW}")
 
 
-def _saved(folder: Path, split: str | None) -> list[Row]:
+def _saved(folder: Path, split: str | None) -> Sequence[Row]:
     """Return the rows of a folder written by `save_to_disk` of `datasets`. Raises ConfigError if it cannot be read.
 
     `split`: the split to take, if the folder has several.
@@ -424,7 +427,10 @@ def _saved(folder: Path, split: str | None) -> list[Row]:
                 first=next(iter(found), "train"),
             )
         found = found[split]
-    return _numbered(found.to_list(), str(folder))
+    # Older versions of the library save an order of the rows beside them
+    if getattr(found, "_indices", None) is not None:
+        return _numbered(found.to_list(), str(folder))
+    return ArrowRows(found.data.table.to_batches(), f"{folder}{ROW}")
 
 
 def _numbered(values: list[dict[str, Any]], path: str) -> list[Row]:

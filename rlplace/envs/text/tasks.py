@@ -544,12 +544,13 @@ class PromptSet:
         self._image = image
         # Every row once; `shares` says how often an epoch asks the rows of each data set
         self._rows, self.shares = mixed(path, rows, dataset_split)
-        self.size: int | None = len(self._rows)
+        size = len(self._rows)
+        self.size: int | None = size
         # Says which rows these are: prompts with equal content are equal
         chosen = [prompt, image, rows, dataset_split]
         self.content = f"{content_of(path)}\n{chosen!r}"
         # Find bad rows now, before anything starts
-        each(self._rows, lambda row: self._check(*row))
+        each(range(size), lambda number: self._check(*self._rows[number]))
 
     def episode(self, number: int) -> OneTurn:
         """Return an episode with the prompt in row number `number`."""

@@ -83,6 +83,17 @@ class EnvWorker(RoleWorker):
             residency=to, accelerator_bytes=device.held_bytes(), host_bytes=0
         )
 
+    def _seed_numbers(self, iteration: int | None = None) -> None:
+        """Seed the random numbers of the process, for environments and tasks that draw from them.
+
+        `iteration`: the iteration that begins; None: none yet.
+        """
+        # A thread of this process may build a policy with seeded numbers of torch
+        with BUILDING:
+            seed_global_numbers(
+                self.config.config.runner.seed, self.context.rank, iteration
+            )
+
 
 # ── simulators ───────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -401,17 +412,6 @@ class VectorEnvWorker(EnvWorker):
             **self._used.metrics(),
             **watch.metrics("env"),
         }
-
-    def _seed_numbers(self, iteration: int | None = None) -> None:
-        """Seed the random numbers of the process, for environments that draw from them.
-
-        `iteration`: the iteration that begins; None: none yet.
-        """
-        # A thread of this process may build a policy with seeded numbers of torch
-        with BUILDING:
-            seed_global_numbers(
-                self.config.config.runner.seed, self.context.rank, iteration
-            )
 
     def _step(
         self, iteration: int, steps: int, recording: Recording, watch: Stopwatch

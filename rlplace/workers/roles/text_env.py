@@ -82,6 +82,7 @@ class TextEnvWorker(EnvWorker):
 
     def setup(self) -> None:
         config, model = self.config.config, self.config.model
+        self._seed_numbers()
         self.prompts = {
             split: Prompts(config, model, split) for split in splits(config)
         }
@@ -134,6 +135,7 @@ class TextEnvWorker(EnvWorker):
         RewardError for a non-finite reward, ConfigError for a prompt that is too long.
         """
         self._require(Residency.FULL, "run")
+        self._seed_numbers(iteration)
         job = self.config
         algorithm = self.config.config.algorithm
         self.failures.begin()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import random
 import sys
 import threading
 import time
@@ -206,6 +207,43 @@ def test_numbers_of_an_iteration(folder: Path) -> None:
         f"env/{n}_s" for n in ("sim", "reward", "wait", "put")
     }
     assert sum(sample.truncated for sample in by_place(stage.groups()).values()) == 3
+
+
+class Chance:
+    """Draws facts from the random numbers that Python and NumPy have for the whole process."""
+
+    rewards = ("score",)
+    size = None
+
+    def __init__(self, *, seed: int, split: str) -> None:
+        """Take the arguments of all tasks."""
+
+    def episode(self, number: int) -> Drawn:
+        return Drawn()
+
+
+class Drawn:
+    prompt = "How lucky?"
+
+    def reply(self, answer: str) -> None:
+        return None
+
+    def facts(self) -> dict[str, float]:
+        return {"score": random.random() + np.random.uniform()}
+
+
+def test_tasks_that_draw_from_the_numbers_of_the_process_repeat_by_seed(
+    folder: Path,
+) -> None:
+    found = []
+    for _ in range(2):
+        env = {"task": f"{__name__}:Chance"}
+        with TextStage(folder, says, env=env) as stage:
+            stage.run()
+            groups = by_place(stage.groups()).values()
+        found.append(sorted(sample.reward for sample in groups))
+    assert found[0] == found[1]
+    assert len(set(found[0])) == len(found[0])
 
 
 def test_an_epoch_asks_every_row_once_and_then_in_another_order(

@@ -240,7 +240,8 @@ BLOCKS = {
 READS_JSON = {
     "comm.weights.device_group",
     "envs.gymnasium_state",
-    "envs.text.code",
+    "envs.text.code.process",
+    "envs.text.code.wire",
     "json_text",
     "models.describe",
     "models.describe_policy",

@@ -13,7 +13,7 @@ from typing import Any
 from rlplace import codes
 from rlplace.checkpoints import FileRecord, record_of
 from rlplace.errors import ConfigError, Problem
-from rlplace.json_text import parsed_object
+from rlplace.json_text import parsed, parsed_object
 
 FORMAT = 1  # of the manifest; a later one may have other files
 MANIFEST = "manifest.json"
@@ -167,13 +167,12 @@ def saved_at(folder: Path) -> datetime | None:
     Raises OSError if the manifest is there and cannot be read.
     """
     try:
-        return _time(json.loads((folder / MANIFEST).read_text(encoding="utf-8")))
+        return _time(parsed((folder / MANIFEST).read_bytes()))
     except (
         FileNotFoundError,
         ValueError,
         TypeError,
         AttributeError,
-        RecursionError,
     ):
         return None
 

@@ -40,7 +40,7 @@ class TrainedJob(Job):
 
     def resume_notes(
         self,
-        config: Config,
+        config: Any,
         differences: Mapping[str, tuple[object, object]],
         iteration: int,
     ) -> list[str]:

@@ -286,8 +286,8 @@ def _require_lines(file: Path) -> None:
     with file.open("rb") as lines:
         first = next((line for line in lines if line.strip()), b"")
         try:
-            json.loads(first)
-        except (ValueError, RecursionError):
+            parsed(first)
+        except ValueError:
             more = lines.read(_LONGEST_OBJECT)
         else:
             return

@@ -18,11 +18,11 @@ from __future__ import annotations
 import ast
 import contextlib
 import importlib.util
-import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from rlplace.json_text import parsed
 from rlplace.units import clipped
 
 Check = dict[str, Any]
@@ -87,8 +87,8 @@ def _json(text: str) -> object:
     if text.lstrip()[:1] not in ("{", "["):
         return None
     try:
-        return json.loads(text)
-    except (ValueError, RecursionError):
+        return parsed(text)
+    except ValueError:
         return None
 
 
@@ -166,13 +166,13 @@ def _called(entry: str, given: object, expected: object) -> Check:
     if isinstance(given, str):
         try:
             arguments: list[Any] = [
-                json.loads(line) for line in given.split("\n") if line.strip()
+                parsed(line) for line in given.split("\n") if line.strip()
             ]
         except ValueError:
             arguments = [given]
         if isinstance(expected, str):
             with contextlib.suppress(ValueError):
-                expected = json.loads(expected)
+                expected = parsed(expected)
     else:
         arguments = given if isinstance(given, list) else [given]
     results = [expected]

@@ -729,7 +729,8 @@ class EngineDemand:
     accelerator's memory, or has a KV cache of a fixed size. `sequence_length`: tokens of the longest sequence; the KV
     cache must hold one. `sync`: what receiving weights takes on an accelerator. `taken`: host bytes of buckets of
     weights from other nodes. `answers`: answers per iteration on the rank with the most; None: not known. `cut`:
-    whether evaluation draws from the likeliest tokens only (top-p).
+    whether evaluation draws from the likeliest tokens only (top-p). `score`: bytes that drawing tokens takes for each
+    sequence and entry of the vocabulary.
     """
 
     model: ModelShape
@@ -742,6 +743,20 @@ class EngineDemand:
     answers: int | None = None
     # Whether evaluation samples from the likeliest tokens only (top-p), which needs sorted probabilities.
     cut: bool = False
+    # Bytes of each score while tokens are drawn. Runs ask for log-probabilities of processed logits.
+    score: int = formulas.SCORE_BYTES + formulas.LOGPROB_BYTES
+
+    def _kept(self, parallel: int) -> int:
+        """Return the bytes on a GPU that the engine keeps outside of torch, also while it sleeps.
+
+        `parallel`: accelerators that split the model.
+        """
+        kept = formulas.KERNELS_BYTES
+        if parallel > 1:
+            kept += formulas.ALL_REDUCE_BYTES
+        if self.block.engine != "transformers" and not self.block.enforce_eager:
+            kept += formulas.GRAPHS_BYTES
+        return kept
 
     def footprint(self, placed: Placed) -> Footprint:
         block, model, number, parallel = (
@@ -750,19 +765,23 @@ class EngineDemand:
             DTYPE_BYTES[self.block.dtype],
             placed.tensor_parallel,
         )
-        # Engines do not communicate with each other. An engine with one accelerator has no process group.
-        process = self.sync.beside(
-            placed.process(placed.groups if placed.tensor_parallel > 1 else 0)
-        )
-        if not placed.emulated:
-            process[Part.ASLEEP] = formulas.GRAPHS_BYTES
+        # Engines do not communicate with each other. What an engine of several accelerators communicates with is part
+        # of what it keeps.
+        context = self.sync.beside(placed.process(0))
+        kept = {Part.ASLEEP: 0 if placed.emulated else self._kept(parallel)}
+        process = context | kept
         weights, sent = (
             formulas.parameters(model, each, parallel)
             for each in (number, self.sync.number)
         )
         simple = block.engine == "transformers"
         workspace = formulas.engine_workspace(
-            model, block.step_tokens, block.step_sequences, number, parallel
+            model,
+            block.step_tokens,
+            block.step_sequences,
+            number,
+            parallel,
+            self.score,
         )
         if simple:
             cut = bool(block.top_k or block.penalties) or block.top_p < 1 or self.cut
@@ -778,7 +797,10 @@ class EngineDemand:
             assert not isinstance(block.gpu_memory_utilization, str), (
                 "a case begins with all of it"
             )
-            taken = sum(process.values()) + weights + workspace
+            # vLLM counts from the moment when its process has a context and its communicators: they are not of the
+            # share, but beside it.
+            of_process = kept if block.engine == "vllm" else process
+            taken = sum(of_process.values()) + weights + workspace
             cache = formulas.kv_share(
                 placed.memory_bytes, block.gpu_memory_utilization, taken
             )

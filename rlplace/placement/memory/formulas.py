@@ -28,7 +28,20 @@ _TILE_TOKENS = 1 << 11
 # Sizes that no config states. They depend on driver and library versions: measure them where it matters.
 # CUDA context of one process on one GPU; 0.3 to 0.6 GiB are seen
 CONTEXT_BYTES = 512 << 20
-GRAPHS_BYTES = 1 << 30  # captured CUDA graphs of an engine; they stay while it sleeps
+# Captured CUDA graphs of an engine; they stay while it sleeps. Of 54 engines of vLLM 0.19: 0.51 to 1.85 GiB, mean 1.04
+GRAPHS_BYTES = 1 << 30
+# What an engine of vLLM takes outside of torch once it has computed: kernels that are loaded on first use. Of vLLM 0.18
+# and 0.19 on an H100: 0.24 to 0.27 GiB, 0.13 before
+KERNELS_BYTES = 256 << 20
+# The same, further, for an engine of several GPUs: NCCL's and other buffers of all-reduces, which do not depend on the
+# model. Of vLLM 0.19 on H100s connected by NVLink: 1.8 to 1.9 GiB with 2 and with 4 GPUs
+ALL_REDUCE_BYTES = 1920 << 20
+# Bytes of each score (sequences x vocabulary) that drawing tokens holds: logits, as the model computes them and in
+# float32, probabilities and noise. With log-probabilities of processed logits, 4 more
+SCORE_BYTES = 14
+LOGPROB_BYTES = 4
+# Of an engine's step: cuBLAS's workspace (32 MiB on a Hopper GPU), rotary angles, block tables
+STEP_BYTES = 64 << 20
 COPY_BYTES_PER_S = 25e9  # between host and accelerator: PCIe 4.0 x 16, pinned
 
 
@@ -164,14 +177,6 @@ def tile_scores(model: ModelShape, tokens: int, parallel: int = 1) -> int:
     return 0
 
 
-def logits(vocabulary: int, tokens: int, compute: int, parallel: int = 1) -> int:
-    """Tokens x V / t x (c + 4 + 4): logits, their float32 copy, the log-softmax.
-    Source: counted from the operations of an unfused log-probability.
-    Accuracy: exact unfused.
-    """
-    return tokens * -(-vocabulary // parallel) * (compute + 8)
-
-
 def kv_sequence(
     model: ModelShape, tokens: int, step: int, each: int, parallel: int = 1
 ) -> int:
@@ -192,18 +197,74 @@ def kv_share(memory: int, share: float, taken: int) -> int:
     return max(0, int(memory * share) - taken)
 
 
-def engine_workspace(
-    model: ModelShape, tokens: int, sequences: int, compute: int, parallel: int = 1
+def sampling(
+    model: ModelShape, tokens: int, sequences: int, compute: int, score: int
 ) -> int:
-    """One layer over the most tokens of a step + logits of the most sequences.
-    Source: vLLM 0.32 measures it in a dummy step of max_num_batched_tokens and max_num_seqs.
-    Accuracy: upper bound; with a share it only moves the border to the KV cache.
+    """n x V x bytes of a score + 2 x b x s x h x c: the hidden states of the step, as given and as normalised.
+    No term is divided by t: vLLM gathers the scores of the whole vocabulary on every rank.
+    Source: vLLM 0.26, GPUModelRunner._dummy_sampler_run and Sampler.forward.
+    Accuracy: 0.98 to 1.04 of the peaks that vLLM 0.19 logs for 14 models (docs/validation.md).
     """
-    layer = tokens * max(
-        b.saved.bytes_per_token(compute, parallel) for b in model.blocks
-    )
+    return sequences * model.vocabulary * score + 2 * tokens * model.hidden * compute
+
+
+def expert_workspace(
+    model: ModelShape, tokens: int, compute: int, parallel: int = 1
+) -> int:
+    """b x s x A x (max(w, h) + max(2 w, h)) x c: two buffers for experts, which vLLM keeps from the first step on.
+    Letters A, w: experts that a token uses, and their width / t.
+    Source: vLLM 0.26, TritonExperts.workspace_shapes, WorkspaceManager.
+    Accuracy: exact for experts that are not quantised; 0 for dense models.
+    """
+    most = 0
+    for block in model.blocks:
+        for w in block.weights:
+            # The second projection of stacked experts: [E, h, w]
+            if w.met < 1 and len(w.shape) == 3 and w.shape[1] == model.hidden:
+                used = round(w.met * w.shape[0])
+                width = -(-w.shape[2] // min(parallel, w.ways))
+                each = max(width, model.hidden) + max(2 * width, model.hidden)
+                most = max(most, used * each)
+    return tokens * most * compute
+
+
+def engine_layer(model: ModelShape, tokens: int, compute: int, parallel: int) -> int:
+    """As layer_pass, but of layers with experts only what lies outside of the experts' workspace.
+    There: 4 hidden states, and the larger of attention's and of a dense projection's tensors.
+    Source: counted from the operations.
+    Accuracy: upper bound for fused kernels.
+    """
+    attention = 2 * model.attention.query + 2 * model.attention.keys
+    most = 0
+    for block in model.blocks:
+        if any(w.met < 1 and len(w.shape) == 3 for w in block.weights):
+            wide = [w.shape[1] for w in block.weights if w.by_columns]
+            cut = max([attention, *(3 * width for width in wide)])
+            each = (4 * model.hidden + -(-cut // parallel)) * compute
+        else:
+            saved = block.passing or block.saved
+            each = saved.bytes_per_token(compute, parallel)
+        most = max(most, each)
+    return tokens * most
+
+
+def engine_workspace(
+    model: ModelShape,
+    tokens: int,
+    sequences: int,
+    compute: int,
+    parallel: int = 1,
+    score: int = SCORE_BYTES + LOGPROB_BYTES,
+) -> int:
+    """max(one layer over the most tokens of a step, tokens drawn for the most sequences) + experts' buffers + 64 MiB.
+    Source: vLLM 0.26 measures it in a dummy step of max_num_batched_tokens and max_num_seqs.
+    Accuracy: 0.98 to 1.1 of what vLLM logs; with a share it only moves the border to the KV cache.
+    """
+    layer = engine_layer(model, tokens, compute, parallel)
     layer += copied_keys(model, tokens, compute, parallel)
-    return layer + logits(model.vocabulary, sequences, compute, parallel)
+    drawn = sampling(model, tokens, sequences, compute, score)
+    kept = expert_workspace(model, tokens, compute, parallel)
+    return max(layer, drawn) + kept + STEP_BYTES
 
 
 def reloading(model: ModelShape, each: int, parallel: int = 1) -> int:

@@ -64,6 +64,26 @@ GATED, WIDE = (
     )
     for wide, heads, keys, width in ((6, 1, 1, 1), (1, 3, 2, 4))
 )
+# Layers of experts, and layers that hold 32 numbers at once.
+EXPERTS, WIDER = (
+    dataclasses.replace(TINY, blocks=(block,))
+    for block in (
+        Block(
+            layers=2,
+            weights=(
+                Weight(name="gate_up", shape=(4, 12, 5), ways=6, met=0.5),
+                Weight(name="down", shape=(4, 5, 6), ways=6, met=0.5),
+            ),
+            saved=Saved(),
+        ),
+        Block(
+            layers=2,
+            weights=(),
+            saved=Saved(),
+            passing=Saved(compute=2, compute_cut=30),
+        ),
+    )
+)
 WINDOWED = dataclasses.replace(
     TINY,
     kv=(
@@ -95,10 +115,6 @@ BY_HAND: dict[
         (lambda f: f(TINY, 7, 2, parallel=2), 4 * 2 * 5 * 2),
     ],
     formulas.one_layer: [(lambda f: f(TINY, 7, 2), 7 * 26)],
-    formulas.logits: [
-        (lambda f: f(6, 7, 2), 7 * 6 * 10),
-        (lambda f: f(6, 7, 2, parallel=4), 7 * 2 * 10),
-    ],
     formulas.flowing: [
         (lambda f: f(GATED, 7, 2), 7 * 2 * 6 * 2),  # two of four
         (lambda f: f(GATED, 7, 2, parallel=2), 7 * 6 * 2),
@@ -150,7 +166,38 @@ BY_HAND: dict[
         (lambda f: f(1000, 0.6, 250), 350),
         (lambda f: f(1000, 0.2, 250), 0),
     ],
-    formulas.engine_workspace: [(lambda f: f(TINY, 7, 3, 2), 7 * 26 + 3 * 6 * 10)],
+    formulas.sampling: [(lambda f: f(TINY, 7, 3, 2, 14), 3 * 6 * 14 + 2 * 7 * 5 * 2)],
+    # 2 of 4 experts of width 6, with 5 hidden: 6 + 12 numbers; over 3 ranks of width 2: 5 + 5.
+    formulas.expert_workspace: [
+        (lambda f: f(TINY, 7, 2), 0),
+        (lambda f: f(EXPERTS, 7, 2), 7 * 2 * (6 + 12) * 2),
+        (lambda f: f(EXPERTS, 7, 2, parallel=3), 7 * 2 * (5 + 5) * 2),
+    ],
+    # What a layer holds at once, or beside experts 4 hidden states and 2 queries and 2 keys.
+    formulas.engine_layer: [
+        (lambda f: f(TINY, 7, 2, 1), 7 * (2 + 3) * 2),
+        (lambda f: f(TINY, 7, 2, 3), 7 * (2 * 2 + 3 * 2 // 3)),
+        (lambda f: f(EXPERTS, 7, 2, 1), 7 * (4 * 5 + 2 * 12 + 2 * 8) * 2),
+    ],
+    formulas.engine_workspace: [
+        # A step of many tokens: the layer; of many sequences: the scores, which no tensor parallelism divides.
+        (
+            lambda f: f(WIDER, 7, 1, 2, score=14) - formulas.STEP_BYTES,
+            7 * (2 + 30) * 2,
+        ),
+        (
+            lambda f: f(TINY, 7, 3, 2) - formulas.STEP_BYTES,
+            3 * 6 * 18 + 2 * 7 * 5 * 2,
+        ),
+        (
+            lambda f: f(TINY, 7, 30, 2, parallel=2) - formulas.STEP_BYTES,
+            30 * 6 * 18 + 2 * 7 * 5 * 2,
+        ),
+        (
+            lambda f: f(EXPERTS, 7, 30, 2) - formulas.STEP_BYTES,
+            30 * 6 * 18 + 2 * 7 * 5 * 2 + 7 * 2 * 18 * 2,
+        ),
+    ],
     formulas.whole_weight: [
         (lambda f: f(10, 0, 4, shared=True), 2 * 10 * 4),
         (lambda f: f(10, 0, 4, shared=False), 0),

@@ -71,7 +71,11 @@ def test_what_always_fits_ends_at_the_most_that_is_tried() -> None:
     tiny = dataclasses.replace(case, demands={"rollout": case.demands["rollout"]})
     solution = solve(tiny, Knob.KV_SHARE)
     assert solution is not None
-    assert solution.value == 1.0
+    # Not all of it: the context of the process of vLLM's engine is beside its share.
+    assert solution.value == 0.99
+    whole = solve(tiny.changed(["rollout"], engine="transformers"), Knob.KV_SHARE)
+    assert whole is not None
+    assert whole.value == 1.0
     fixed = tiny.changed(["rollout"], kv_cache_memory=1 << 42)
     with pytest.raises(PlacementError) as caught:
         solve(fixed, Knob.KV_SHARE)

@@ -43,13 +43,15 @@ def test_every_large_line_is_what_a_sum_by_hand_gives(name: str, n: Numbers) -> 
     norms = 2 * (n.hidden * (4 + 2 + 2) + 4)
     of_heads = ((query + keys) * (4 + 2) + (n.heads + n.key_heads) * 4) * n.normed
     kept = norms + of_heads + 2 * (2 * query + 2 * keys) + 4 * n.heads + 2 * 4 * n.wide
-    workspace = STEP_TOKENS * (
-        norms + (kept - norms) / n.cut
-    ) + SEQUENCES * n.vocabulary / n.cut * (2 + 4 + 4)
+    # A step of an engine: one layer with 4 hidden states, a head's angles and 3 of feed-forward, or the scores of all
+    # sequences, for which no vocabulary is cut; cuBLAS's workspace.
+    passing = 2 * (4 * n.hidden + 2 * 128 + 3 * n.wide / n.cut) + 4 * 8
+    drawn = SEQUENCES * n.vocabulary * (2 + 4 + 4 + 4 + 4)
+    drawn += 2 * STEP_TOKENS * n.hidden * 2
+    workspace = max(STEP_TOKENS * passing, drawn) + (64 << 20)
     engine = 2 * parameters / n.cut
-    fixed = (
-        0.5 + 1.0 + (0.5 if n.cut > 1 else 0.0)
-    ) * GIB  # context, graphs, two communicators
+    # Graphs, kernels, buffers of all-reduces. The context is beside the share.
+    fixed = (1.0 + 0.25 + (1.875 if n.cut > 1 else 0.0)) * GIB
     (account, *_), (host, *_) = ledger.accelerators, ledger.hosts
     share = SHARE * account.capacity_bytes
     head, windows = 2 * n.vocabulary * n.hidden, 2 * 2 * n.vocabulary * n.hidden

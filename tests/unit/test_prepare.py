@@ -268,6 +268,8 @@ ROLLOUT = "cluster.component_placement.rollout"
             "actor.weights",
         ),
         ({"actor": {"weights": "bf16"}}, "rounded-away", "actor.weights"),
+        # Only factors are trained, and those are float32.
+        ({"actor": {"weights": "bf16", "lora_rank": 2}}, None, None),
         (
             {"actor": {"activation_offload": True, "checkpointing": False}},
             "nothing-to-offload",

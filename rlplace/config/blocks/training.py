@@ -110,7 +110,10 @@ class TrainedConfig:
     token_budget: int = lm_knob(
         "tokens of one forward and backward pass of a rank, in a run", 8192, minimum=1
     )
-    weights: Dtype = lm_knob("dtype of the stored weights", "fp32")
+    weights: Dtype = lm_knob(
+        "dtype of the stored weights; LoRA factors are fp32, weights beside them as compute",
+        "fp32",
+    )
     compute: Dtype = knob(
         "dtype of the computation",
         "bf16",
@@ -145,6 +148,16 @@ class TrainedConfig:
         # The reader pairs the block with the kind of the job.
         assert isinstance(self.model, PolicyConfig), self.model
         return self.model
+
+    @property
+    def trained_dtype(self) -> Dtype:
+        """The dtype of the weights that the optimizer changes: `weights`, or float32 for LoRA factors.
+
+        PEFT makes factors in float32, whatever the dtype of the frozen weights is.
+        """
+        if self.lora_rank is not None:
+            return "fp32"
+        return self.weights
 
     @property
     def language_model(self) -> ModelKeys | None:

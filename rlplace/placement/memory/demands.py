@@ -405,7 +405,7 @@ class TrainingDemand:
             if block.lora_rank is None
             else _sized(self.model.parts(parallel, shards), number)
         )
-        weights = _sized(trained, DTYPE_BYTES[block.weights]) + frozen
+        weights = _sized(trained, DTYPE_BYTES[block.trained_dtype]) + frozen
         # Optimizer state: on the accelerator (`here`) or on the host (`there`).
         masters, moments, unpacked = self._optimizer(placed)
         state = masters + moments
@@ -445,7 +445,7 @@ class TrainingDemand:
             kept[HostPart.STREAMED] = formulas.stream_buckets(whole, sent=True)
         # Checkpoint copy: the weights that the optimizer steps, Adam's moments and averaged weights.
         if self.copied is not None:
-            stepped = masters or _sized(trained, DTYPE_BYTES[block.weights])
+            stepped = masters or _sized(trained, DTYPE_BYTES[block.trained_dtype])
             kept[HostPart.CHECKPOINT] = saved_copy(
                 stepped + (unpacked or moments) + average, self.copied
             )
@@ -485,7 +485,7 @@ class TrainingDemand:
             working=working,
             loading={
                 Part.LOADING: self.model.largest_weight_elements
-                * DTYPE_BYTES[block.weights]
+                * DTYPE_BYTES[block.trained_dtype]
             },
             host=host,
         )
@@ -502,7 +502,7 @@ class TrainingDemand:
         packed = self.block.optimizer.kind == "adamw_8bit"
         masters = _sized(trained, _FLOAT32) if self._masters else []
         # Moments have the dtype of the weights that the optimizer steps.
-        each = _FLOAT32 if masters else DTYPE_BYTES[self.block.weights]
+        each = _FLOAT32 if masters else DTYPE_BYTES[self.block.trained_dtype]
         moments = [
             (size, _MOMENTS * times)
             for n, times in trained
@@ -557,7 +557,7 @@ class TrainingDemand:
         outside = 0
         if block.lora_rank is None:
             outside = sum(w.part(parallel, shards) for w in self.model.root)
-        rounded = block.weights != "fp32" and not self._masters
+        rounded = block.trained_dtype != "fp32" and not self._masters
         each = -(-self.samples // max(1, placed.copies // placed.context_parallel))
         return work.learning(
             trained=(elements - outside, outside),
@@ -565,7 +565,7 @@ class TrainingDemand:
             offload=block.activation_offload,
             earlier=not self.samples
             or placed.tokens(each * self.sequence_length) > work.tokens,
-            master=DTYPE_BYTES[block.weights] if rounded else 0,
+            master=DTYPE_BYTES[block.trained_dtype] if rounded else 0,
         )
 
     def _inputs(self, placed: Placed, work: Pass) -> int:

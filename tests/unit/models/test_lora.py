@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 
+from rlplace.config.blocks.training import TrainedConfig
 from rlplace.errors import ConfigError
 from rlplace.models.causal_lm import CausalLm, LmSpec, build
 from rlplace.models.lora import (
@@ -144,3 +145,17 @@ def test_what_is_frozen_is_kept_as_it_is_computed(folder: Path, ranks: Ranks) ->
     assert {p.grad.dtype for _, p in module.named_tensors() if p.grad is not None} == {
         torch.float32
     }
+
+
+def test_factors_beside_frozen_bf16_weights_are_float32(
+    folder: Path, ranks: Ranks
+) -> None:
+    """As the ledger counts them: Adam's steps on 16 bits would be lost in rounding."""
+    asked = TrainedConfig(weights="bf16", compute="bf16", lora_rank=4)
+    spec = LmSpec.of(asked, "actor", 0, job_folder=folder, own_folder=None)
+    module = build(CausalLm, spec, ranks.mesh)
+    found = {
+        is_factor(name): parameter.dtype for name, parameter in module.named_tensors()
+    }
+    assert found == {True: torch.float32, False: torch.bfloat16}
+    assert asked.trained_dtype == "fp32"

@@ -44,10 +44,13 @@ def critic_problems(config: LanguageModelJobConfig) -> Iterator[Problem]:
 
 
 def _rounded_away(case: TrainedModel) -> Iterator[Found]:
-    """Yield a finding if bf16 weights have no float32 copies: rounding would lose small optimizer steps."""
+    """Yield a finding if trained bf16 weights have no float32 copies: rounding would lose small optimizer steps.
+
+    Frozen weights, beside which LoRA factors are trained, do not count.
+    """
     optimizer = case.block.optimizer
     kept = optimizer.kind == "adamw_master" or optimizer.on_host
-    if case.block.weights != "bf16" or kept:
+    if case.block.trained_dtype != "bf16" or kept:
         return
     remedy = "weights=fp32"
     if optimizer.kind == "adamw":

@@ -221,7 +221,12 @@ def measure(case: Case, folder: Path, on_cpu: bool) -> Reading:
                 report.accelerator_bytes if on_cpu else torch.cuda.memory_allocated()
             )
             moved = report.host_bytes if on_cpu else before - stays
-        learning = sum(footprint.working["learn"].values())
+        # What torch reserves beside its tensors is not of their peak
+        learning = sum(
+            size
+            for part, size in footprint.working["learn"].items()
+            if part is not Part.FRAGMENTS
+        )
         reading = Reading(
             resident=(resident, footprint.reported_bytes(Residency.FULL)),
             peak=(peak, footprint.reported_bytes(Residency.FULL) + learning),

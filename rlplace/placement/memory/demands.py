@@ -45,6 +45,7 @@ class Part(enum.Enum):
     CONTEXT = "CUDA context"
     COMMUNICATOR = "communicator buffers"
     ASLEEP = "kept while asleep"
+    FRAGMENTS = "reserved by torch, not allocated"
     MEASURED = "measured"
     UNFORESEEN = "beyond what was foreseen"
 
@@ -351,12 +352,21 @@ def larger(*parts: Bytes) -> Bytes:
     return max(parts, key=lambda found: sum(found.values()))
 
 
-def _parts(moment: Moment) -> Bytes:
-    return {
+def _parts(moment: Moment, placed: Placed) -> Bytes:
+    """Return purpose -> bytes of a pass; on a GPU with the workspaces of its matrix products and torch's fragments."""
+    parts = {
         Part.GRADIENTS: moment.gradients,
         Part.GATHERED: moment.gathered,
         Part.ACTIVATIONS: moment.activations,
         Part.LOGITS: moment.logits,
+    }
+    if placed.emulated:
+        return parts
+    passing = moment.gathered + moment.activations + moment.logits
+    return {
+        **parts,
+        Part.WORKSPACE: formulas.PASS_WORKSPACE_BYTES,
+        Part.FRAGMENTS: formulas.fragments(passing),
     }
 
 
@@ -414,7 +424,7 @@ class TrainingDemand:
         resident = {**process, Part.PARAMETERS: total(weights)}
         work = self._pass(placed)
         whole = formulas.parameters(self.model, number, parallel)
-        forward = _parts(work.forward())
+        forward = _parts(work.forward(), placed)
         # Weight sync: buckets, merged LoRA weights, exchanged columns, verification.
         syncing = {Part.SYNC: self.sync.working(whole)}
         kept = {HostPart.OPTIMIZER: total(there)}
@@ -470,7 +480,7 @@ class TrainingDemand:
             "sync": larger(syncing, refreshing) if self.refreshes else syncing,
             "infer": forward,
             "learn": larger(
-                _parts(self._learning(placed, work)), saving
+                _parts(self._learning(placed, work), placed), saving
             ),  # after the last of which it is saved
             **dict.fromkeys(("save_model", "digest"), saving),
         }
@@ -687,7 +697,7 @@ class ScoringDemand:
             shared=shards > 1,
             repeated=placed.kind == "cuda" and block.dtype == "fp32",
         )
-        forward = _parts(work.forward())
+        forward = _parts(work.forward(), placed)
         host: dict[Residency, HostBytes]
         if on_host:
             host = dict.fromkeys(

@@ -33,8 +33,8 @@ _MOST_ACCOUNTS = 8
 _MOST_HOLDS = 6
 _ACCURACY = (
     "weights, gradients, optimizer state and KV cache are exact; activations are what an unfused model saves, an upper "
-    "bound for fused ones; CUDA context, communicator buffers and captured graphs are assumed. Fragmentation is what "
-    "memory.reserve is for."
+    "bound for fused ones; CUDA context, communicator buffers, captured graphs and what torch reserves beside its "
+    "tensors are assumed. What goes beyond is what memory.reserve is for."
 )
 
 

@@ -639,3 +639,21 @@ def asleep(cut: int, **block: Any) -> Mapping[Part, int]:
         sequence_length=2048,
     )
     return demand.footprint(placed).held[OFF]
+
+
+def test_what_torch_reserves_beside_the_tensors_of_a_pass_has_a_line_of_its_own() -> (
+    None
+):
+    demand = rlhf_demands("8b")["actor"]
+    placed = Placed(
+        ranks=8, accelerators_per_rank=1, memory_bytes=80 * GIB, kind="cuda"
+    )
+    learn = demand.footprint(placed).working["learn"]
+    passing = learn[Part.GATHERED] + learn[Part.ACTIVATIONS] + learn[Part.LOGITS]
+    assert learn[Part.FRAGMENTS] == passing * 8 // 100
+    assert learn[Part.WORKSPACE] == 2 * (32 << 20)
+    # What emulates an accelerator has neither.
+    emulated = dataclasses.replace(placed, kind="emulated")
+    assert not {Part.FRAGMENTS, Part.WORKSPACE} & set(
+        demand.footprint(emulated).working["learn"]
+    )

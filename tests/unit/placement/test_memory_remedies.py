@@ -95,7 +95,7 @@ def test_a_cache_too_large_is_made_as_large_as_there_is_room() -> None:
 
 
 def test_what_is_kept_can_be_recomputed_or_kept_on_the_host() -> None:
-    case = colocated_8b(checkpointing=False, micro_batch=5)
+    case = colocated_8b(checkpointing=False, micro_batch=5, sequence_length=1950)
     alone = dataclasses.replace(case, demands={"actor": case.demands["actor"]})
     assert fixes(alone)[:3] == [
         "actor.micro_batch: 4",

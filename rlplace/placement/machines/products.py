@@ -9,8 +9,8 @@ from collections.abc import Mapping
 from pathlib import Path
 
 # Parts of names that do not depend on the size of the memory.
-_MAKER = {"nvidia", "tesla", "geforce"}
-_SOCKETS = {"sxm", "sxm2", "sxm3", "sxm4", "sxm5", "pcie"}
+_MAKER = {"nvidia", "tesla", "geforce", "amd", "instinct"}
+_SOCKETS = {"sxm", "sxm2", "sxm3", "sxm4", "sxm5", "sxm6", "pcie", "oam"}
 _KINDS = {"hbm2", "hbm2e", "hbm3", "hbm3e"}
 
 

@@ -108,3 +108,30 @@ def test_a_published_profile_can_be_kept_and_edited() -> None:
     assert (
         read_profile(json.dumps(profile.record()), file="p.json").costs == profile.costs
     )
+
+
+@pytest.mark.parametrize(
+    ("product", "declared", "pushed_gb_per_s"),
+    [
+        ("B200", {}, 900),  # as published
+        ("H800", {}, 200),
+        ("L40S", {}, 32),  # over PCIe
+        ("B200", {"nvlink_gb_per_s": 450}, 450),  # what a config declares counts
+    ],
+)
+def test_links_that_no_config_declares_are_those_that_are_published(
+    product: str, declared: dict[str, float], pushed_gb_per_s: float
+) -> None:
+    node = {"count": 1, "accelerators": 8, "product": product, **declared}
+    said = ", ".join(f"{key}: {value}" for key, value in node.items())
+    words = (
+        "cluster.accelerator.kind=cuda",
+        "cluster.accelerators_per_node=auto",
+        f"cluster.nodes=[{{{said}}}]",
+    )
+    profile = made(*words)
+    ranks = job(*GRPO_8B, *words).plan.placement.world_size("actor")
+    seconds_ = seconds(profile, "actor.push_weights/rest", 0)
+    assert seconds_ == pytest.approx(
+        2 * WEIGHTS / ranks / (pushed_gb_per_s * 0.7e9), rel=0.01
+    )

@@ -57,6 +57,16 @@ def problems(*nodes: dict[str, Any]) -> tuple[str, ...]:
         ("A100", 0),  # of two sizes
         ("NVIDIA H100 NVL", 92.9),
         ("H200 NVL", 139.7),
+        ("NVIDIA B200", 178.3),
+        ("NVIDIA GB200", 184.3),
+        ("NVIDIA H20", 95.0),
+        ("NVIDIA H800", 79.1),
+        ("NVIDIA A800-SXM4-80GB", 79.1),
+        ("NVIDIA A800 80GB PCIe", 79.1),
+        ("AMD Instinct MI300X OAM", 191.6),
+        ("NVIDIA GeForce RTX 5090", 31.3),
+        ("NVIDIA RTX A6000", 47.2),
+        ("A6000", 47.2),
         ("", 0),
     ],
 )

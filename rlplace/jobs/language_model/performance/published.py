@@ -63,7 +63,11 @@ class Rates(NamedTuple):
 
 @functools.cache
 def published() -> Mapping[str, Sequence[float]]:
-    """Return accelerator model, without spaces -> (dense bf16 TFLOP/s, memory GB/s), as in published.toml."""
+    """Return accelerator model, without spaces -> its rates, as in published.toml.
+
+    The rates are dense bf16 TFLOP/s, and GB/s of memory, of a link to another accelerator (0: over PCIe) and to the
+    host.
+    """
     rows = tomllib.loads(
         Path(__file__).with_name("published.toml").read_text(encoding="utf-8")
     )
@@ -118,10 +122,13 @@ def _rates(nodes: Sequence[Node]) -> Rates:
             error="accelerators",
         )
     rows = [published()[known_name(product)] for product in products]
+    # Links as the config declares them, else as they are published
     host = min(
-        (node.pcie_gb_per_s for node in nodes if node.pcie_gb_per_s), default=25.0
+        (node.pcie_gb_per_s for node in nodes if node.pcie_gb_per_s),
+        default=min(row[3] for row in rows),
     )
-    near = min((node.nvlink_gb_per_s or host for node in nodes), default=host)
+    linked = min(row[2] for row in rows) or host
+    near = min((node.nvlink_gb_per_s or linked for node in nodes), default=host)
     far = min(
         (node.network_gb_per_s for node in nodes if node.network_gb_per_s), default=near
     )

@@ -429,6 +429,8 @@ def _changes(case: MemoryCase, short: Account) -> Iterator[Remedy]:
     )[::-1]
     for component in holders:
         yield from _offload(case, component)
+    if case.job is not None and short.worst.moment.stage == "sync":
+        yield from _sync_through_host(case, holders)
     for component in holders:
         yield from _smaller_batch(case, component, short)
     for component in holders:
@@ -451,6 +453,18 @@ def _changes(case: MemoryCase, short: Account) -> Iterator[Remedy]:
         for component in holders:
             yield from _other_training(case, component)
             yield from _other_engine(case, component)
+
+
+def _sync_through_host(case: MemoryCase, holders: Sequence[str]) -> Iterator[Remedy]:
+    """Yield a sync through the hosts, if engines among `holders` hold a second copy of the weights during a sync."""
+    engines = [case.demands.get(component) for component in holders]
+    if not any(isinstance(e, EngineDemand) and e.sync.copy for e in engines):
+        return
+    for component, demand in case.demands.items():
+        if isinstance(demand, TrainingDemand) and isinstance(demand.block, ActorConfig):
+            path = f"{case.block(component)}.sync.through_host"
+            cost = "a slower sync: weights go by the memory of the hosts"
+            yield Remedy(fix=f"{path}: true", cost=cost, case=case, lines={path: True})
 
 
 def _other_training(case: MemoryCase, component: str) -> Iterator[Remedy]:
@@ -705,9 +719,10 @@ def _too_small(account: Account, fix: str | None, helped: bool) -> Problem:
     # No entry except the start is fuller than its stage.
     when = "at the start" if load.moment.start else f"in stage {load.moment.stage}"
     # What there is, and what holds it
-    reasons: list[str | Reason] = [
-        "room-without-reserve" if account.reserve_bytes else "room"
-    ]
+    room = "room-without-reserve" if account.reserve_bytes else "room"
+    if account.kind == "emulated" and not account.reserve_bytes:
+        room = "emulated-room"
+    reasons: list[str | Reason] = [room]
     for hold in load.holds[:_MOST_HOLDERS]:
         held = show_bytes(hold.size_bytes)
         facts = {"component": hold.component, "part": hold.part.value, "held": held}

@@ -13,6 +13,11 @@ from rlplace.placement.memory.solve import Knob, solve
 from rlplace.runtime.prepare import prepare
 
 SMALL = "cluster.nodes=[{accelerators: 8, memory: %s, host_memory: 2TiB}]"
+# Engines of one accelerator each, apart from the actor: a sync between accelerators brings a second copy of the weights.
+APART = (
+    "grpo_qwen3_8b cluster=64xA100 cluster.component_placement.actor=0-15 "
+    "cluster.component_placement.rollout=16-63 rollout.enable_offload=false"
+)
 JOBS = {  # command line -> whether its remedies are enough
     f"rlhf_ppo_colocated {SMALL % '20GiB'}": True,
     f"rlhf_ppo_colocated {SMALL % '24GiB'} algorithm.max_new_tokens=64 algorithm.max_prompt_length=64": True,
@@ -24,6 +29,7 @@ JOBS = {  # command line -> whether its remedies are enough
     "collocated_grpo_llm cluster.accelerator.kind=emulated cluster.accelerator.memory=1400MiB": True,
     f"rlhf_ppo_colocated {SMALL % '80GiB'} rollout.gpu_memory_utilization=0.2": True,
     f"grpo_qwen3_8b {SMALL % '24GiB'} actor.optimizer.on_host=true": True,
+    APART: True,
     "hybrid_ppo cluster.accelerator.kind=emulated cluster.accelerator.memory=100MiB": False,
 }
 
@@ -67,6 +73,22 @@ def test_every_proposed_line_works(job: str) -> None:
     ]
     assert fits == [JOBS[job]] * len(fits)
     assert fits or not JOBS[job]
+
+
+def test_a_sync_through_the_hosts_saves_the_second_copy_of_the_weights() -> None:
+    (composed,) = with_hydra(words(APART))
+    (shortage,) = prepare(composed.mapping).view.shortages
+    assert shortage.got is not None
+    assert "in stage sync" in shortage.got
+    assert shortage.fix is not None
+    assert shortage.fix.startswith("actor.sync.through_host: true  ")
+
+
+def test_what_is_too_small_because_it_is_emulated_says_so() -> None:
+    kind = "cluster.accelerator.kind=emulated cluster.accelerator.memory=1GiB"
+    (composed,) = with_hydra(words(f"collocated_grpo_llm {kind}"))
+    (shortage, *_) = prepare(composed.mapping).view.shortages
+    assert "is emulated with 1 GiB, by cluster.accelerator.memory" in shortage.why
 
 
 def test_the_largest_micro_batch_is_one_that_the_batch_checks_accept() -> None:

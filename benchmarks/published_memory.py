@@ -192,6 +192,7 @@ def trainer(model: ModelShape, run: Mapping[str, Any]) -> dict[str, float]:
         compute="bf16",
         optimizer=OptimizerConfig(kind=run["optimizer"]),
         checkpointing=run["checkpointing"],
+        activation_offload=run.get("offload", False),
         lora_rank=run.get("lora_rank"),
     )
     copies = run["gpus"] // parallel
@@ -242,6 +243,10 @@ def describe(run: Mapping[str, Any]) -> str:
         if run.get("lora_rank"):
             said.append(f"LoRA {run['lora_rank']}")
         said.append("recomputed" if run["checkpointing"] else "nothing recomputed")
+        if run.get("offload"):
+            said.append("inputs on the host")
+        if run["logits"]:
+            said.append("whole scores")
     if run.get("parallel", 1) > 1:
         said.append(f"TP {run['parallel']}")
     if run.get("context", 1) > 1:

@@ -80,7 +80,9 @@ class Reading(NamedTuple):
     resident: tuple[int, int]  # measured, predicted
     peak: tuple[int, int]
     after_offload: tuple[int, int]
-    reserved_peak: int  # by torch's allocator while it learned
+    # By torch's allocator while it learned: measured, and what the plan foresees beside the peak
+    reserved_peak: int
+    fragments: int
     outside: tuple[int, int]  # of the process, beyond what torch's allocator has
     moved: int  # by one offload
     offload_s: float
@@ -232,6 +234,7 @@ def measure(case: Case, folder: Path, on_cpu: bool) -> Reading:
             peak=(peak, footprint.reported_bytes(Residency.FULL) + learning),
             after_offload=(stays, footprint.reported_bytes(Residency.OFF)),
             reserved_peak=reserved,
+            fragments=footprint.working["learn"].get(Part.FRAGMENTS, 0),
             outside=(
                 outside,
                 sum(footprint.held[Residency.OFF].get(part, 0) for part in _OUTSIDE),
@@ -363,8 +366,9 @@ def _shown(case: Case, model: Path, on_cpu: bool) -> list[str]:
             _row(f"{case.name}: context, beyond torch", *reading.outside, on_cpu)
         )
         share = reading.reserved_peak / reading.peak[0] - 1.0
+        foreseen = reading.fragments / reading.peak[1]
         print(
-            f"@{case.name}: reserved beyond allocated\t{100 * share:.1f} %\t5 % kept free\t",
+            f"@{case.name}: reserved beyond allocated\t{100 * share:.1f} %\t{100 * foreseen:.1f} % + 5 % kept free\t",
             flush=True,
         )
     speed = f"{reading.tokens / reading.learn_s:,.0f} tokens/s"

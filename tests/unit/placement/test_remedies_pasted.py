@@ -13,7 +13,7 @@ from rlplace.placement.memory.solve import Knob, solve
 from rlplace.runtime.prepare import prepare
 
 SMALL = "cluster.nodes=[{accelerators: 8, memory: %s, host_memory: 2TiB}]"
-# Engines of one accelerator each, apart from the actor: a sync between accelerators brings a second copy of the weights.
+# Engines of one accelerator each, apart from the actor: a sync brings a second copy of the weights.
 APART = (
     "grpo_qwen3_8b cluster=64xA100 cluster.component_placement.actor=0-15 "
     "cluster.component_placement.rollout=16-63 rollout.enable_offload=false"

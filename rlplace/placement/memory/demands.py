@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import enum
+import functools
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Protocol
 
@@ -785,14 +786,15 @@ class EngineDemand:
             for each in (number, self.sync.number)
         )
         simple = block.engine == "transformers"
-        workspace = formulas.engine_workspace(
+        step = functools.partial(
+            formulas.engine_workspace,
             model,
             block.step_tokens,
             block.step_sequences,
             number,
             parallel,
-            self.score,
         )
+        workspace = step(self.score)
         if simple:
             cut = bool(block.top_k or block.penalties) or block.top_p < 1 or self.cut
             most = block.step_sequences
@@ -802,6 +804,10 @@ class EngineDemand:
             )
         if block.own and block.workspace_memory is not None:
             workspace = block.workspace_memory
+        # What penalties take besides is of no dummy step, by which vLLM sizes its cache
+        penalised = 0
+        if block.engine == "vllm" and block.penalties.keys() - {"min_tokens"}:
+            penalised = step(formulas.PENALTY_SCORE_BYTES)
         cache = block.kv_cache_memory
         if cache is None:
             assert not isinstance(block.gpu_memory_utilization, str), (
@@ -854,7 +860,7 @@ class EngineDemand:
                         sent, anew, formulas.sync_windows(model, self.sync.number)
                     )
                 },
-                "rollout": {Part.WORKSPACE: workspace},
+                "rollout": {Part.WORKSPACE: max(workspace, penalised)},
             },
             host=host,
             lacking=lacking,

@@ -40,6 +40,9 @@ ALL_REDUCE_BYTES = 1920 << 20
 # float32, probabilities and noise. With log-probabilities of processed logits, 4 more
 SCORE_BYTES = 14
 LOGPROB_BYTES = 4
+# Bytes of each score while penalties are applied: logits in 16 and 32 bits, counts of the tokens of prompt and answer
+# in 64 bits and a mask of each, and a product. No dummy step measures them, so they are beside an engine's share.
+PENALTY_SCORE_BYTES = 28
 # Of an engine's step: cuBLAS's workspace (32 MiB on a Hopper GPU), rotary angles, block tables
 STEP_BYTES = 64 << 20
 # cuBLAS's workspaces of a pass: 32 MiB on a Hopper GPU for each of two threads, forward and backward (torch's default;

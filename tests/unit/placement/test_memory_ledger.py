@@ -657,3 +657,24 @@ def test_what_torch_reserves_beside_the_tensors_of_a_pass_has_a_line_of_its_own(
     assert not {Part.FRAGMENTS, Part.WORKSPACE} & set(
         demand.footprint(emulated).working["learn"]
     )
+
+
+def test_penalties_take_memory_that_no_dummy_step_of_vllm_measures() -> None:
+    """Counts of 64 bits for each score: beside the share, since the cache is as large as without them."""
+
+    def engine(**block: Any) -> tuple[int, int]:
+        demand = EngineDemand(
+            model=read_model(llama_3("8b")),
+            block=TextRolloutConfig(engine="vllm", step_sequences=1024, **block),
+            sequence_length=2048,
+        )
+        placed = Placed(
+            ranks=1, accelerators_per_rank=1, memory_bytes=80 * GIB, kind="cuda"
+        )
+        footprint = demand.footprint(placed)
+        cache = footprint.held[FULL][Part.KV_CACHE]
+        return footprint.working["rollout"][Part.WORKSPACE], cache
+
+    plain, cache = engine()
+    assert engine(min_tokens=5) == (plain, cache)
+    assert engine(repetition_penalty=1.1) == (plain + 1024 * 128256 * 10, cache)

@@ -368,7 +368,7 @@ def _shown(case: Case, model: Path, on_cpu: bool) -> list[str]:
         share = reading.reserved_peak / reading.peak[0] - 1.0
         foreseen = reading.fragments / reading.peak[1]
         print(
-            f"@{case.name}: reserved beyond allocated\t{100 * share:.1f} %\t{100 * foreseen:.1f} % + 5 % kept free\t",
+            f"@{case.name}: reserved beyond allocated\t{100 * share:.1f} %\t{100 * foreseen:.1f} % + 4 % kept free\t",
             flush=True,
         )
     speed = f"{reading.tokens / reading.learn_s:,.0f} tokens/s"

@@ -42,7 +42,7 @@ class MemoryConfig:
         "a job that does not fit: refuse it, or run it all the same", "refuse"
     )
     reserve: int | float | Literal["auto"] = knob(
-        "of each accelerator, free for what nothing counts: 5 %, or 2GiB; auto: 5 % of a GPU, 0 of an emulated one",
+        "of each accelerator, free for what nothing counts: 4 %, or 2GiB; auto: 4 % of a GPU, 0 of an emulated one",
         "auto",
         unit="share or bytes",
     )

@@ -46,7 +46,9 @@ Measurements = Mapping[str, Mapping[Residency, int]]
 # Purpose ("channels", "weights", "NCCL") -> node rank -> bytes; missing nodes have none.
 SharedMemory = Mapping[str, Mapping[int, int]]
 Holds = Counter[tuple[str, Part | HostPart]]  # (component, purpose) -> bytes
-USUAL_RESERVE = 0.05  # of a GPU
+# Of a GPU. Contexts, and what torch reserves beside tensors, have lines of their own; an engine of vLLM with a share of
+# 0.95 of 80 GB has room for its context beside it, as it has in runs.
+USUAL_RESERVE = 0.04
 _NO_DEMAND = Footprint(held={residency: {} for residency in Residency})
 
 

@@ -84,6 +84,12 @@ def test_a_sync_through_the_hosts_saves_the_second_copy_of_the_weights() -> None
     assert shortage.fix.startswith("actor.sync.through_host: true  ")
 
 
+def test_an_engine_with_a_share_of_0_95_has_room_for_its_context_beside_it() -> None:
+    share = "actor.sync.through_host=true rollout.gpu_memory_utilization=0.95"
+    (composed,) = with_hydra(words(f"{APART} {share}"))
+    assert not prepare(composed.mapping).view.shortages
+
+
 def test_what_is_too_small_because_it_is_emulated_says_so() -> None:
     kind = "cluster.accelerator.kind=emulated cluster.accelerator.memory=1GiB"
     (composed,) = with_hydra(words(f"collocated_grpo_llm {kind}"))

@@ -135,10 +135,10 @@ def test_the_reserve_has_a_line_of_its_own() -> None:
         render_text(llm(ALL)),
         render_json(llm(ALL))["memory"]["accelerators"][0],
     )
-    assert "  reserve: 4 GiB of each stays free (memory.reserve)" in text
-    assert "GiB of 76 GiB (80 GiB less 4 GiB reserve)" in text
-    assert record["reserve_bytes"] == record["capacity_bytes"] // 20
-    assert record["margin_bytes"] == record["capacity_bytes"] * 19 // 20 - max(
+    assert "  reserve: 3.2 GiB of each stays free (memory.reserve)" in text
+    assert "GiB of 76.8 GiB (80 GiB less 3.2 GiB reserve)" in text
+    assert record["reserve_bytes"] == round(record["capacity_bytes"] / 25)
+    assert record["margin_bytes"] == round(record["capacity_bytes"] * 24 / 25) - max(
         moment["total_bytes"] for moment in record["moments"]
     )
     assert "reserve:" not in render_text(llm(ALL, memory={"reserve": 0}))

@@ -8,6 +8,7 @@ The predictions come from the demands of which every plan's memory proof consist
 
 from __future__ import annotations
 
+import statistics
 import sys
 import tomllib
 from collections.abc import Mapping, Sequence
@@ -68,13 +69,14 @@ within its bounds or with a reason."""
 _END = """\
 ## What was taken from these runs
 
-Most lines follow from operations and shapes. Four sizes follow from nothing that a config states. They are taken from
+Most lines follow from operations and shapes. Some sizes follow from nothing that a config states. They are taken from
 some of these runs, so the rows that have them confirm them and do not test them:
 
 | size | taken from |
 |---|---|
 | 256 MiB of kernels outside of torch; 1.9 GiB more of buffers where an engine has several GPUs | vLLM 0.18 and 0.19 |
 | 64 MiB of workspaces in a step of an engine | vLLM 0.19, one size for 14 models |
+| 38 bytes of each score where an older vLLM sorts the scores | vLLM 0.11 |
 | 8 % of what a pass allocates and frees, which torch reserves and cannot use | torchtitan, the first of five rows |
 | 512 MiB of CUDA context | what drivers show |
 
@@ -301,6 +303,17 @@ def summary(found: Sequence[Row]) -> str:
     )
 
 
+def _by_number(found: Sequence[Row]) -> list[str]:
+    """Return a table with the ratios of each kind of number."""
+    lines = ["| number | rows | least | median | most |", "|---|---|---|---|---|"]
+    for number, name in NAMES.items():
+        ratios = [row.ratio for row in found if row.number == number]
+        middle = statistics.median(ratios)
+        ends = f"{min(ratios):.3f} | {middle:.3f} | {max(ratios):.3f}"
+        lines.append(f"| {name} | {len(ratios)} | {ends} |")
+    return lines
+
+
 def page(found: Sequence[Row]) -> str:
     """Return docs/validation.md."""
     urls = list(dict.fromkeys(row.url for row in found))
@@ -319,7 +332,8 @@ def page(found: Sequence[Row]) -> str:
             f"{row.ratio:.3f}{mark}",
         )
         lines.append(f"| {' | '.join(cells)} |")
-    parts = [_HEAD.format(summary=summary(found)), "\n".join(lines)]
+    parts = [_HEAD.format(summary=summary(found)), "\n".join(_by_number(found))]
+    parts.append("\n".join(lines))
     parts.append("Beyond the bounds, and why:")
     parts.append("\n".join(f"{at}. {why}" for at, why in enumerate(reasons, 1)))
     parts.append(_END)

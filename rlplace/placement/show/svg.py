@@ -555,11 +555,13 @@ def _draw_run(
 
     # A frame around all blocks, with both sizes as far as there is room for words.
     if over:
-        short = f"{show_bytes(cell.total)} of {show_bytes(cell.capacity)}"
+        held = show_bytes(cell.total)
+        short = f"{held} of {show_bytes(cell.capacity)}"
         alarm = f"{short}: does not fit"
-        shown = alarm
-        if width_of(alarm, bold=True) > width:
-            shown = short
+        shown = held
+        for longer in (short, alarm):
+            if width_of(longer, bold=True) <= width:
+                shown = longer
         words = _text(box.x, box.y - 5, shown, "alarm")
         yield element("g", title(alarm), box.drawn("over"), "\n", words)
 

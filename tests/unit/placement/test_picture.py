@@ -263,7 +263,7 @@ def test_a_block_tells_what_it_holds() -> None:
 
 def test_what_does_not_fit_is_marked_where_and_when() -> None:
     picture = drawn(report_of("too-large"))
-    assert any(t.endswith("of 76 GiB: does not fit") for t in titles(picture))
+    assert any(t.endswith("of 76.8 GiB: does not fit") for t in titles(picture))
     assert (
         len([r for r in picture.iter(f"{SVG}rect") if r.attrib.get("class") == "over"])
         >= 1

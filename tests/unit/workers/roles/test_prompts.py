@@ -92,6 +92,20 @@ def test_each_row_comes_as_often_as_the_weight_says(
     assert all(max(epoch.values()) - min(epoch.values()) <= 1 for epoch in asked)
 
 
+def test_rows_of_two_files_come_as_often_as_their_weights_say(
+    folder: Path, tmp_path: Path
+) -> None:
+    files = [
+        written(tmp_path / f"{name}.jsonl", [f"{name} {row}" for row in range(10)])
+        for name in ("one", "other")
+    ]
+    path = dict(zip(files, (1.5, 0.5), strict=True))
+    prompts = Prompts(config_of(folder, {"kwargs": {"path": path}}), folder, "train")
+    total = sum(epochs(prompts, folder, 20, 2), Counter())
+    assert {total[f"one {row}"] for row in range(10)} == {3}
+    assert {total[f"other {row}"] for row in range(10)} == {1}
+
+
 def test_a_part_is_of_the_rows_that_are_short_enough(
     folder: Path, tmp_path: Path
 ) -> None:

@@ -1,0 +1,106 @@
+"""What runs say and save of settings that count for something else than they seem to, seen in whole runs."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from tests.e2e.language import INLINE as INLINE_TEXT
+from tests.e2e.language import tiny
+from tests.e2e.training import INLINE, placed, train
+
+ONE_EACH = (*INLINE, *placed("0", "0", "1"), "runner.total_iterations=1")
+
+
+class Idle:
+    """A callback that gets an address with a password."""
+
+    def __init__(self, folder: Path, config: dict[str, Any], *, to: str) -> None:
+        self.to = to
+
+    def on_end(self, state: str) -> None:
+        """Do nothing."""
+
+
+def test_a_password_is_saved_nowhere_and_not_compared(tmp_path: Path) -> None:
+    def callbacks(password: str) -> str:
+        address = f"postgres://me:{password}@there/db"
+        return f"runner.callbacks=[{{name: '{__name__}:Idle', kwargs: {{to: '{address}'}}}}]"
+
+    run = train("hybrid_ppo", tmp_path, *ONE_EACH, callbacks("s3cr3t"))
+    assert run.code == 0, run.err
+    assert run.folder is not None
+    config = yaml.safe_load((run.folder / "config.yaml").read_text(encoding="utf-8"))
+    assert config["runner"]["callbacks"][0]["kwargs"]["to"] == "postgres://***@there/db"
+    texts = (*run.folder.rglob("*.yaml"), *run.folder.rglob("*.json"))
+    assert not [file for file in texts if "s3cr3t" in file.read_text(encoding="utf-8")]
+    # Another password is no other experiment
+    again = train(
+        "hybrid_ppo",
+        tmp_path,
+        *ONE_EACH,
+        callbacks("n3w"),
+        "runner.total_iterations=2",
+        f"resume={run.folder}",
+    )
+    assert again.code == 0, again.err
+    assert again.summary()["iterations"] == 2
+
+
+def test_bounds_of_actions_that_do_not_suit_are_said_by_the_run(tmp_path: Path) -> None:
+    run = train(
+        "hybrid_ppo",
+        tmp_path,
+        *ONE_EACH,
+        "env.id=tests.unit.envs.test_action_bounds:Far",
+        "runner.stop_at_return=null",
+    )
+    assert run.code == 0, run.err
+    assert run.out.count("gymnasium.wrappers:RescaleAction") == 1
+
+
+def test_both_learning_rates_are_said_by_a_resume(tmp_path: Path) -> None:
+    scheduled = ("actor.optimizer.schedule=linear", "actor.optimizer.lr=0.001")
+    first = train(
+        "hybrid_ppo", tmp_path, *ONE_EACH, *scheduled, "runner.total_iterations=2"
+    )
+    assert first.code == 0, first.err
+    longer = (
+        "runner.total_iterations=4",
+        f"resume={first.folder}",
+        "resume_allow=[runner.total_iterations]",
+    )
+    run = train("hybrid_ppo", tmp_path, *ONE_EACH, *scheduled, *longer)
+    assert run.code == 0, run.err
+    assert "actor: learning rate 0 -> 0.0005, since it falls over 4" in run.out
+
+
+def test_dropped_prompts_of_an_evaluation_are_said(model: Path, tmp_path: Path) -> None:
+    texts = [f"say {number}" for number in range(8)] + ["long " * 60] * 3
+    for name in ("train", "test"):
+        lines = [
+            json.dumps({"prompt": f"{name} {text}", "answer": "a"}) for text in texts
+        ]
+        (tmp_path / f"{name}.jsonl").write_text("\n".join(lines), encoding="utf-8")
+    run = train(
+        "hybrid_grpo_llm",
+        tmp_path / "runs",
+        *INLINE_TEXT,
+        *tiny(model),
+        "env.task=prompts",
+        f"+env.kwargs={{path: {tmp_path / 'train.jsonl'}}}",
+        f"env.eval_kwargs={{path: {tmp_path / 'test.jsonl'}}}",
+        "env.rewards=[{name: tests.e2e.text_tasks:share_of_small_letters}]",
+        "env.chat=false",
+        "env.long_prompts=drop",
+        "runner.total_iterations=1",
+        "runner.eval_every=1",
+    )
+    assert run.code == 0, run.err
+    (last,) = [line for line in run.metrics() if line["iteration"] == 1]
+    assert (last["eval/prompts_dropped"], last["env/prompts_dropped"]) == (3, 3)
+    assert "left out 3 held-out prompts of more than" in run.out
+    assert "left out 3 train prompts of more than" in run.out

@@ -7,7 +7,7 @@ import enum
 from array import array
 from bisect import bisect_right
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Container, Iterable, Iterator, Sequence
 from itertools import pairwise
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -289,11 +289,26 @@ def deliver_by_node(
     placement: HybridComponentPlacement, source: str = "actor", target: str = "rollout"
 ) -> tuple[Delivery, ...]:
     """Return one delivery of weights for each node that has target ranks, in node order."""
-    near: defaultdict[int, list[int]] = defaultdict(list)
+    return _by_node(placement, source, target, without=())
+
+
+def _by_node(
+    placement: HybridComponentPlacement,
+    source: str,
+    target: str,
+    *,
+    without: Container[int],
+) -> tuple[Delivery, ...]:
+    """Return one delivery of weights for each node, to its target ranks that are not in `without`."""
     readers: defaultdict[int, list[int]] = defaultdict(list)
-    for ranks_on, component in ((near, source), (readers, target)):
-        for rank, node in enumerate(placement.locations(component).node):
-            ranks_on[node].append(rank)
+    for rank, node in enumerate(placement.locations(target).node):
+        if rank not in without:
+            readers[node].append(rank)
+    if not readers:
+        return ()
+    near: defaultdict[int, list[int]] = defaultdict(list)
+    for rank, node in enumerate(placement.locations(source).node):
+        near[node].append(rank)
     return tuple(
         Delivery(
             readers=tuple(readers[node]),
@@ -352,15 +367,20 @@ class DeviceDelivery(Delivery):
     @property
     def takers(self) -> tuple[DeviceMember, ...]:
         """The takers: one for each accelerator of each reader, in the order of readers and accelerators."""
-        found: list[DeviceMember] = []
+        return tuple(
+            DeviceMember(self.target, reader, part) for reader, part in self._places()
+        )
+
+    def _places(self) -> Iterator[tuple[int, int | None]]:
+        """Yield reader and part of each taker. The part is None for a reader with a single accelerator."""
         for reader, parts in zip(
             self.readers, self.parts or (1,) * len(self.readers), strict=True
         ):
-            found += [
-                DeviceMember(self.target, reader, part if parts > 1 else None)
-                for part in range(parts)
-            ]
-        return tuple(found)
+            if parts == 1:
+                yield reader, None
+                continue
+            for part in range(parts):
+                yield reader, part
 
     def takers_of(self, reader: int) -> tuple[DeviceMember, ...]:
         return tuple(taker for taker in self.takers if taker.rank == reader)
@@ -369,7 +389,21 @@ class DeviceDelivery(Delivery):
     def group(self) -> tuple[DeviceMember, ...]:
         """The members of the NCCL broadcast: all actor ranks, and the takers on accelerators without an actor rank."""
         actors = (DeviceMember(self.source, rank) for rank in range(self.actors))
-        return (*actors, *(taker for taker in self.takers if self.owner(taker) is None))
+        return (*actors, *self.apart)
+
+    @property
+    def apart(self) -> tuple[DeviceMember, ...]:
+        """The takers on accelerators without an actor rank, which get the weights by the NCCL broadcast."""
+        return tuple(
+            DeviceMember(self.target, reader, part)
+            for (reader, part), owner in zip(self._places(), self.owners, strict=True)
+            if owner is None
+        )
+
+    @property
+    def grouped(self) -> bool:
+        """Whether `group` has several members. Else a single actor rank has all takers on its accelerator."""
+        return self.actors > 1 or None in self.owners
 
     def consumers(self, actor: int) -> tuple[DeviceMember, ...]:
         """Return the takers that are on the accelerator of actor rank `actor`; () if there is no rollout rank on it."""
@@ -381,6 +415,14 @@ class DeviceDelivery(Delivery):
 
     def owner(self, taker: DeviceMember) -> int | None:
         return self.owners[self.takers.index(taker)]
+
+    def owners_of(self, reader: int) -> tuple[int | None, ...]:
+        """Return the owner of each taker of rank `reader`, in the order of its accelerators; None: it has none."""
+        return tuple(
+            owner
+            for (rank, _), owner in zip(self._places(), self.owners, strict=True)
+            if rank == reader
+        )
 
 
 def deliver(
@@ -399,10 +441,9 @@ def deliver(
     """
     actors = placement.locations(source)
     rollouts = placement.locations(target)
-    by_node = deliver_by_node(placement, source, target)
     # A process cannot open memory of its own by CUDA IPC
     if actors.process:
-        return by_node
+        return deliver_by_node(placement, source, target)
     kinds = [node.kind for node in placement.topology.nodes]
     # Accelerators of the target ranks visited so far.
     taken: set[int] = set()
@@ -422,7 +463,7 @@ def deliver(
         for node, count in zip(actors.node, actors.count, strict=True)
     )
     if not able or not apart:
-        return by_node
+        return deliver_by_node(placement, source, target)
     parts = tuple(len(own) for own in able.values())
     device = DeviceDelivery(
         readers=tuple(able),
@@ -434,11 +475,7 @@ def deliver(
         source=source,
         target=target,
     )
-    rest = [
-        dataclasses.replace(d, readers=tuple(r for r in d.readers if r not in able))
-        for d in by_node
-    ]
-    return (device, *(delivery for delivery in rest if delivery.readers))
+    return (device, *_by_node(placement, source, target, without=able))
 
 
 def deliver_through_host(deliveries: Iterable[Delivery]) -> list[Delivery]:

@@ -171,7 +171,7 @@ def _pairs(plan: Plan, delivery: Delivery) -> Counter[Transport]:
             }
         )
     consumers = sum(owner is not None for owner in delivery.owners)
-    free = [taker.rank for taker in delivery.takers if delivery.owner(taker) is None]
+    free = [taker.rank for taker in delivery.apart]
     sources = Counter(plan.placement.locations(delivery.source).node)
     nodes = plan.placement.locations(delivery.target).node
     near = sum(sources[nodes[reader]] for reader in free)

@@ -142,9 +142,8 @@ class Member:
         """
         delivery = sync.delivery
         group = [member.name for member in delivery.group]
-        consumers = [
-            taker.name for taker in delivery.takers if delivery.owner(taker) is not None
-        ]
+        takers = zip(delivery.takers, delivery.owners, strict=True)
+        consumers = [taker.name for taker, owner in takers if owner is not None]
         words = rendezvous.join(
             sync.round, self._formed, [*group, *consumers], deadline_s=deadline_s
         )

@@ -8,8 +8,8 @@ from typing import Literal
 
 from rlplace.config.fields import block, knob
 
-# Larger numbers are typing mistakes. A plan with these numbers takes one second at most.
-MOST_NODES = 10_000
+# Larger numbers are typing mistakes: the largest known clusters have 100,000 to 250,000 accelerators, 8 in a machine.
+MOST_NODES = 32_768
 MOST_PER_NODE = 1_024
 # Why and fix of the error about 0 accelerators of a machine
 _WITHOUT = (

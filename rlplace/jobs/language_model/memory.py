@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+from collections import Counter
 from collections.abc import Mapping
 
 from rlplace.config.blocks.language_model import (
@@ -219,10 +220,10 @@ def _sending(trained: TrainingDemand, actor: ActorConfig, plan: Plan) -> Trainin
     """Return the actor's memory demand, with the memory added that sending its weights to the rollout ranks takes."""
     deliveries = plan.deliveries
     ranks = range(plan.placement.world_size("actor"))
+    # Rank -> number of copies on its own node
+    near = Counter(rank for delivery in deliveries for rank in delivery.near)
     # Copies on other nodes, which a rank can only send to: the number for the rank with the most.
-    far = max(
-        sum(rank not in delivery.near for delivery in deliveries) for rank in ranks
-    )
+    far = len(deliveries) - min(near[rank] for rank in ranks)
     sent = far if actor.sync.mode == "delta" else 0
     streams = bool(_streamed(plan)) or trained.refreshes
     return dataclasses.replace(

@@ -287,7 +287,7 @@ class DeviceSync:
     @classmethod
     def sending(cls, deliveries: Iterable[Delivery]) -> DeviceSync:
         found = [d for d in deliveries if isinstance(d, DeviceDelivery)]
-        return cls(buckets=bool(found), group=any(len(d.group) > 1 for d in found))
+        return cls(buckets=bool(found), group=any(d.grouped for d in found))
 
     @classmethod
     def receiving(
@@ -300,8 +300,8 @@ class DeviceSync:
         receiver has buckets of its own.
         """
         found = [d for d in deliveries if isinstance(d, DeviceDelivery)]
-        free = any(owner is None for d in found for owner in d.owners)
-        whole = any(taker.part is None for d in found for taker in d.takers)
+        free = any(None in d.owners for d in found)
+        whole = any(not d.parts or 1 in d.parts for d in found)
         cut = any(d.cut for d in found)
         return cls(
             buckets=free, copy=whole, windows=cut, group=free, number=DTYPE_BYTES[dtype]

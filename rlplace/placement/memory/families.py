@@ -34,6 +34,7 @@ import importlib.metadata
 import importlib.util
 import json
 import os
+import re
 import subprocess
 import sys
 import tomllib
@@ -65,6 +66,9 @@ SHIPPED = (
 )
 _VERSION = 5  # version of descriptions; files of other versions are made anew
 _LIMIT_S = 300.0
+_NAME = re.compile(r"[A-Za-z][\w.-]*", re.ASCII)
+# Files of transformers with the names of all model families
+_LISTS = ("auto_mappings.py", "configuration_auto.py")
 _OWN_KEYS = ("path", "kind")  # keys of this project, which no config.json has
 
 
@@ -104,6 +108,14 @@ def _described(config: Mapping[str, object], key: str) -> Mapping[str, Any]:
             "unknown-model-family", f"{key}.model_type", error="not-named"
         )
     shipped_ones = ", ".join(SHIPPED)
+    if not isinstance(family, str) or not _NAME.fullmatch(family):
+        raise config_error(
+            "unknown-model-family",
+            f"{key}.model_type",
+            show(family),
+            error="no-name",
+            shipped=shipped_ones,
+        )
     if importlib.util.find_spec("transformers") is None:
         raise config_error(
             "unknown-model-family",
@@ -113,6 +125,16 @@ def _described(config: Mapping[str, object], key: str) -> Mapping[str, Any]:
             family=family,
             shipped=shipped_ones,
             command=install_command("llm"),
+        )
+    if not _in_transformers(family):
+        raise config_error(
+            "unknown-model-family",
+            f"{key}.model_type",
+            show(family),
+            error="unknown",
+            version=importlib.metadata.version("transformers"),
+            family=family,
+            shipped=shipped_ones,
         )
     answer = _kept(json.dumps(keys, sort_keys=True, default=str))
     if "error" in answer:
@@ -131,6 +153,19 @@ def _described(config: Mapping[str, object], key: str) -> Mapping[str, Any]:
             "missing-key", key, f"model_type: {show(family)}", error="size-of-model"
         )
     return answer
+
+
+def _in_transformers(family: str) -> bool:
+    """Return whether transformers knows a model family. Its lists are read as text, because an import takes seconds.
+
+    Return True if no list is found, as in other versions: then building the model answers.
+    """
+    spec = importlib.util.find_spec("transformers")
+    assert spec is not None, "it is installed"
+    folders = [Path(folder) for folder in spec.submodule_search_locations or ()]
+    files = [folder / "models" / "auto" / name for folder in folders for name in _LISTS]
+    texts = [file.read_text(encoding="utf-8") for file in files if file.is_file()]
+    return not texts or any(f'"{family}"' in text for text in texts)
 
 
 @functools.lru_cache(maxsize=64)

@@ -98,10 +98,10 @@ def _count_nccl(plan: Plan) -> Counter[int]:
         for _ in range(count)
     ]
     for delivery in plan.deliveries:
-        if isinstance(delivery, DeviceDelivery) and len(delivery.group) > 1:
-            members += [
-                at[member.component].node[member.rank] for member in delivery.group
-            ]
+        if isinstance(delivery, DeviceDelivery) and delivery.grouped:
+            members += at[delivery.source].node
+            readers = at[delivery.target].node
+            members += [readers[taker.rank] for taker in delivery.apart]
     for node in members:
         if plan.topology.nodes[node].kind == "cuda":
             by_node[node] += nccl_shared()

@@ -340,7 +340,7 @@ def _delivered(plan: Plan, source: Rank, target: Rank) -> str:
     delivery = _delivery(plan, source[0], target)
     if isinstance(delivery, DeviceDelivery):
         # Between devices; None among the owners stands for a broadcast.
-        owners = [delivery.owner(taker) for taker in delivery.takers_of(reader)]
+        owners = delivery.owners_of(reader)
         if writer in owners:
             return "all parts, shared on the accelerator"
         ways = ["its part"]

@@ -17,7 +17,8 @@ from rlplace.foresight.profile import AS_PUBLISHED, Profile, read_profile
 from rlplace.placement.memory.ledger import MemoryCase
 from rlplace.placement.plan import Plan
 
-NOTHING_MEASURED = "from published rates, of which an assumed share is reached; only what accelerators do is counted"
+NOTHING_MEASURED = "from published rates, of which an assumed share is reached"
+HOST_ASSUMED = "assumed, not measured: what processors do, such as env.run, puts and waits of channels, and Ray calls"
 FILE = "profile.json"
 LAST = "last"
 PUBLISHED = "published"
@@ -161,7 +162,7 @@ def foreign(profile: Profile) -> list[str]:
     """Return notes to print with a prediction: that the profile is from another machine or other library versions."""
     notes: list[str] = []
     if profile.machine.get("processor") == AS_PUBLISHED:
-        return [NOTHING_MEASURED]
+        return [NOTHING_MEASURED, HOST_ASSUMED]
     if differ := _differing(profile):
         notes.append(
             "measured elsewhere: "

@@ -139,7 +139,8 @@ def notes(prediction: Prediction) -> list[str]:
     """Return lines of text about uncertain costs, such as missing, assumed, or measured on another machine."""
     costs = prediction.costs
     told = foreign(costs.profile)
-    if told == [NOTHING_MEASURED]:
+    if NOTHING_MEASURED in told:
+        # Every cost is assumed.
         return told
     told += scaling_notes(prediction)
     busy = "measured on a busy machine, or no line is near; to be measured again"

@@ -13,6 +13,7 @@ from rlplace.config.blocks.language_model import (
 from rlplace.config.blocks.training import TrainedConfig
 from rlplace.config.model_folder import text_keys
 from rlplace.foresight.costs import Costs
+from rlplace.foresight.known import PUBLISHED
 from rlplace.foresight.loads import Mode, Size, Stages
 from rlplace.foresight.model import PerformanceModel, StageBound
 from rlplace.foresight.profile import Profile
@@ -199,6 +200,9 @@ def _sizes(space: Space, component: str) -> tuple[Size, ...]:
             for n in _SLICES
             if n <= node and not (isinstance(heads, int) and heads % n)
         )
+        # Published rates give the steps of engines of the present size only.
+        if config.profile == PUBLISHED:
+            slices = (now.each,)
     found = {
         Size(n, n // each)
         for n in even

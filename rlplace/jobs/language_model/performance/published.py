@@ -1,9 +1,16 @@
 """A profile of a language-model job from published rates of its accelerators, for use before anything is measured.
 
-A forward pass takes 2 operations for each weight and token, a backward pass 4 (Kaplan et al. 2020, arXiv:2001.08361).
-A decoding step reads all weights, and the keys and values of all answers in flight. Software reaches only a part of the
-published rates. The size of this part is an assumption, so every cost is marked *assumed*: such costs serve to compare
-placements and give the order of magnitude, but not the seconds.
+A pass over tokens takes three kinds of time, each from a published rate of which software reaches a part:
+
+    multiplying     2 operations for each weight and token (Kaplan et al. 2020, arXiv:2001.08361), and attention's
+    reading         what layers write and read between multiplications: some times what a backward pass keeps of them
+    gathering       FSDP's weights over the links, which the next layer's work hides
+
+Learning is a forward pass, another one where layers are recomputed, and twice a forward pass for the backward pass. A
+decoding step reads the weights that its answers use, and the keys and values of all answers in flight.
+
+The parts that software reaches are assumed, and what processors do is as well: every cost is marked *assumed*.
+`docs/validation_seconds.md` compares the seconds with those that others have published.
 """
 
 from __future__ import annotations
@@ -30,35 +37,74 @@ from rlplace.jobs.language_model.memory import model_of
 from rlplace.placement.language.spec import role_of
 from rlplace.placement.machines.products import known_name
 from rlplace.placement.machines.topology import Node
+from rlplace.placement.memory.layers import Weight
 from rlplace.placement.memory.ledger import MemoryCase, MemoryLedger
+from rlplace.placement.memory.model import ModelShape
 from rlplace.placement.plan import Plan
 from rlplace.placement.schedule import Residency
 
-# Shares of the published rates.
-_TRAINING = 0.4
-_READING = 0.5
-_MEMORY = 0.6
+# Shares of the published rates that software reaches
+_MULTIPLYING = 0.7
+_ATTENTION = 0.4
+_MEMORY = 0.75
 _LINK = 0.7
+# Matrices of this width reach half of what wide ones do: experts, and layers of small models
+_NARROW = 1024
+# How often what a layer keeps for the backward pass is written and read in a forward pass
+_TRAFFIC = 4.0
+# How often logits are written and read in a forward pass, as float32
+_LOGITS = 4.0
+# Seconds of a pass, for each layer and what surrounds them
+_LAYER_S = 1e-4
 _STEP_S = 0.003  # other seconds of an engine's decoding step
+_KERNELS_S = 7e-5  # kernels of a layer in it, one after the other; those of experts take as long again
+_SEQUENCE_S = 2e-5  # of them, for each answer: sampling, and handing it on
+_REDUCE_S = 1.5e-5  # an exchange of a few bytes between accelerators
 _CALL_S = 0.001  # seconds of a process for a Ray call
-_IN_FLIGHT = (1, 32, 256, 1024)
+_LAP_S = 1e-4  # of a message, a reward, or a turn of an environment
+_REST_S = 2e-3  # of what a call does outside of its measured parts
+_IN_FLIGHT = (1, 16, 64, 256, 1024)
 _TOKENS = (64, 1024, 8192, 65536)
-# assumed lengths of answers, as shares of the longest
+# Numbers of ranks at which costs that depend on them are given
+_RANKS = tuple(2**n for n in range(18))
+# Assumed lengths of answers, as shares of the longest
 _ENDED = (0.2, 0.4, 0.6, 0.8, 1.0)
 _BF16 = 2  # bytes per number
+_FLOAT32 = 4
 
 
 class Rates(NamedTuple):
     """Published rates of one accelerator, per second.
 
     `operations`: floating-point operations. `memory_bytes`: bytes from the accelerator's own memory. `host_bytes`:
-    bytes between accelerator and host. `link_bytes`: bytes between accelerators.
+    bytes between accelerator and host. `link_bytes`: bytes between accelerators. `near_bytes`: bytes between
+    accelerators of one node.
     """
 
     operations: float
     memory_bytes: float
     host_bytes: float
     link_bytes: float
+    near_bytes: float
+
+
+class Lengths(NamedTuple):
+    """Lengths of texts in tokens: prompts, and answers at their quantiles."""
+
+    prompt: float
+    answers: Sequence[float]
+
+    @property
+    def sample(self) -> float:
+        """The mean length of a sample, where each token counts: how many tokens its neighbours are in one text."""
+        whole = [self.prompt + answer for answer in self.answers]
+        return sum(n * n for n in whole) / sum(whole)
+
+    @property
+    def context(self) -> float:
+        """The mean number of tokens before a generated token."""
+        answers = sum(self.answers)
+        return self.prompt + sum(n * n for n in self.answers) / answers / 2
 
 
 @functools.cache
@@ -75,32 +121,44 @@ def published() -> Mapping[str, Sequence[float]]:
 
 
 def published_profile(
-    config: LanguageModelJobConfig, plan: Plan, case: MemoryCase
+    config: LanguageModelJobConfig,
+    plan: Plan,
+    case: MemoryCase,
+    lengths: Lengths | None = None,
 ) -> Profile:
     """Return a profile of a language-model job with costs that are computed from published rates of its accelerators.
 
-    Raises ConfigError for accelerators without published rates.
+    `lengths`: lengths of its texts; None: prompts as long as may be, answers of 0.2 to 1.0 of the longest. Raises
+    ConfigError for accelerators without published rates.
     """
+    longest = config.algorithm.max_new_tokens
+    texts = lengths or Lengths(
+        config.algorithm.max_prompt_length, [longest * share for share in _ENDED]
+    )
     rates = _rates(plan.topology.nodes)
     costs = dict[str, Curve]()
     ledger = case.ledger()
     for component in plan.placement.components:
-        for part, points, on in _costs(config, plan, component, rates):
+        host = _host_costs(role_of(component))
+        costs |= {
+            f"{component}.{name}": _curve(points, PROCESSOR)
+            for name, points in host.items()
+        }
+        for part, points, on in _costs(config, plan, component, rates, texts):
             costs[f"{component}.{part}"] = _curve(points, on)
         costs |= {
             f"{component}.{name}": curve
             for name, curve in _moves(ledger, component, rates)
         }
         costs[f"{component}/ray_call"] = _curve([(0, _CALL_S)], PROCESSOR)
-    longest = config.algorithm.max_new_tokens
     return Profile(
         machine={"processor": AS_PUBLISHED, "cores": 64},
         versions={},
         subjects={},
         costs=costs | {"driver/ray_call": _curve([(0, _CALL_S)], PROCESSOR)},
         samples={
-            "rollout.answer_tokens": tuple(longest * share for share in _ENDED),
-            "env.prompt_tokens": (float(config.algorithm.max_prompt_length),),
+            "rollout.answer_tokens": tuple(texts.answers),
+            "env.prompt_tokens": (float(texts.prompt),),
         },
     )
 
@@ -129,8 +187,14 @@ def _rates(nodes: Sequence[Node]) -> Rates:
     )
     linked = min(row[2] for row in rows) or host
     near = min((node.nvlink_gb_per_s or linked for node in nodes), default=host)
+    # Accelerators of a node send over all of its connections at once.
     far = min(
-        (node.network_gb_per_s for node in nodes if node.network_gb_per_s), default=near
+        (
+            node.network_gb_per_s * max(1, node.accelerators)
+            for node in nodes
+            if node.network_gb_per_s
+        ),
+        default=near,
     )
     link = near if len(nodes) == 1 else min(near, far)
     return Rates(
@@ -138,11 +202,16 @@ def _rates(nodes: Sequence[Node]) -> Rates:
         min(row[1] for row in rows) * 1e9,
         host * 1e9,
         link * _LINK * 1e9,
+        near * _LINK * 1e9,
     )
 
 
 def _costs(
-    config: LanguageModelJobConfig, plan: Plan, component: str, rates: Rates
+    config: LanguageModelJobConfig,
+    plan: Plan,
+    component: str,
+    rates: Rates,
+    lengths: Lengths,
 ) -> Iterator[tuple[str, Sequence[tuple[float, float]], str]]:
     """Yield each cost of a component as (name, points, kind of device).
 
@@ -150,7 +219,6 @@ def _costs(
     the one that does the work: accelerator or processor.
     """
     role = role_of(component)
-    ranks = plan.placement.world_size(component)
     if role == "env":
         return
     if role == "reward" and config.reward_of(component).kind != "model":
@@ -166,86 +234,190 @@ def _costs(
         raise config_error("nothing-published", "profile", component, error="sizes")
     spec = plan.placement.spec(component)
     each = max(spec.parallel.ranks, *(s.accelerators_per_rank for s in spec.segments))
-    weights = model.parameters
-    gathered_s = (
-        2 * _BF16 * weights / rates.link_bytes * (ranks > 1)
-        if role != "rollout"
-        else 0.0
-    )
-
-    def forward(tokens: float, share: float, passes: int = 1) -> float:
-        return 2 * model.met * tokens * passes / (rates.operations * share * each)
-
+    work = _Work(model, rates, lengths, each)
     if role == "rollout":
-        kept = (
-            sum(layers.of(config.algorithm.longest // 2, 1, 1) for layers in model.kv)
-            * _BF16
-        )
-        read = [
-            (
-                n,
-                _STEP_S
-                + (_BF16 * weights + n * kept) / (rates.memory_bytes * _MEMORY * each),
-            )
-            for n in _IN_FLIGHT
-        ]
-        yield (
-            "generate/decode",
-            [(n, max(s, forward(n, _READING))) for n, s in read],
-            ACCELERATOR,
-        )
-        yield (
-            "generate/prefill",
-            [(n, _STEP_S + forward(n, _READING)) for n in _TOKENS],
-            ACCELERATOR,
-        )
-        yield (
-            "pull_weights/rest",
-            [(0, _BF16 * weights / each / rates.link_bytes)],
-            ACCELERATOR,
-        )
+        decoding = [(n, work.decode_s(n)) for n in _IN_FLIGHT]
+        reading = [(n, _STEP_S + work.forward_s(n)) for n in _TOKENS]
+        pulled = _BF16 * model.parameters / each / rates.link_bytes
+        yield "generate/decode", decoding, ACCELERATOR
+        yield "generate/prefill", reading, ACCELERATOR
+        yield "pull_weights/rest", [(0, pulled)], ACCELERATOR
         return
     for method in ("infer", "learn"):
-        yield (
-            f"{method}/score",
-            [(n, forward(n, _READING) + gathered_s / 2) for n in _TOKENS],
-            ACCELERATOR,
-        )
-        yield (
-            f"{method}/infer",
-            [(n, forward(n, _READING) + gathered_s / 2) for n in _TOKENS],
-            ACCELERATOR,
-        )
+        for part in ("score", "infer"):
+            alone = [(n, work.forward_s(n)) for n in _TOKENS]
+            sharded = [(n, max(s, work.gathered_s)) for n, s in alone]
+            yield f"{method}/{part}", alone, ACCELERATOR
+            yield f"{method}/sharded_{part}", sharded, ACCELERATOR
     if role in ("actor", "critic"):
         assert isinstance(block, TrainedConfig), "actors and critics learn"
-        again = 4 if block.checkpointing else 3
+        alone = [(n, work.learn_s(n, block)) for n in _TOKENS]
+        # Weights are gathered for both passes, and gradients summed.
+        sharded = [(n, max(s, 3 * work.gathered_s)) for n, s in alone]
+        yield "learn/micro_batch", alone, ACCELERATOR
+        yield "learn/sharded_micro_batch", sharded, ACCELERATOR
+        # A step reads and writes float32 weights and two moments of the rank's share.
+        stepped = 2 * 3 * _FLOAT32 * model.parameters * (not block.lora_rank)
+        rate = rates.memory_bytes * _MEMORY
+        if block.optimizer.on_host:
+            rate = rates.host_bytes * _LINK
+        steps = [(n, stepped / n / rate) for n in _RANKS]
+        yield "learn/exchange", steps, ACCELERATOR
+        yield "infer/exchange", [(1, 0.0), (_RANKS[-1], 0.0)], ACCELERATOR
+        yield "learn/step", [(0, 0.0)], ACCELERATOR
+        pushed = _BF16 * model.parameters / each / rates.link_bytes
+        yield "push_weights/rest", [(0, pushed)], ACCELERATOR
+
+
+class _Work:
+    """Seconds of one rank's work on a model.
+
+    `gathered_s`: seconds of gathering all weights from the other ranks once.
+    """
+
+    def __init__(
+        self, model: ModelShape, rates: Rates, lengths: Lengths, each: int
+    ) -> None:
+        """Prepare the work of one rank. `each`: accelerators that split the model for the same tokens."""
+        self._model = model
+        self._rates = rates
+        self._lengths = lengths
+        self._each = each
+        # Seconds of all multiplications of a token
+        self._multiplied_s = sum(
+            2 * w.elements * w.met * copies / _reached(w.shape)
+            for w, copies in self._matrices()
+        ) / (rates.operations * _MULTIPLYING)
+        experts = any(w.met < 1 for w, _ in model.weights())
+        self._kernels_s = model.layers * _KERNELS_S * (2 if experts else 1)
+        self.gathered_s = _BF16 * model.parameters / each / rates.link_bytes
+
+    def _matrices(self) -> Iterator[tuple[Weight, int]]:
+        """Yield (matrix, number of layers that have it) for each matrix that a token is multiplied with.
+
+        The embedding of a token is looked up. Tied weights stand once, and make the logits.
+        """
+        model = self._model
+        vocabulary = (model.vocabulary, model.hidden)
+        looked_up = sum(w.shape == vocabulary for w in model.root) - 1
+        for weight, copies in model.weights():
+            if len(weight.shape) < 2:
+                continue
+            if weight.shape == vocabulary and looked_up > 0:
+                looked_up -= 1
+                continue
+            yield weight, copies
+
+    def forward_s(self, tokens: float, *, adapted: bool = False) -> float:
+        """Return the seconds of a pass without gradients over `tokens` tokens of one rank.
+
+        `adapted`: whether the factors of LoRA are applied beside each linear layer.
+        """
+        model = self._model
+        rates = self._rates
+        attention = model.attention
+        # Scores and their sums with values, for half of the text on average
+        width = attention.heads * attention.head_dim
+        attending = 4 * model.layers * width * self._lengths.sample / 2
+        kept = sum(b.layers * b.saved.bytes_per_token(_BF16, 1) for b in model.blocks)
+        passed = _TRAFFIC * kept + _LOGITS * _FLOAT32 * model.vocabulary
+        if adapted:
+            # Inputs of linear layers are read once more, and outputs read and written.
+            passed += sum(
+                _BF16 * (w.shape[-1] + 2 * w.shape[-2]) * copies
+                for w, copies in self._matrices()
+                if w.projection
+            )
         token_s = (
-            2
-            * _BF16
-            * model.layers
-            * model.hidden
-            / each
-            / (rates.host_bytes * _LINK)
-            * block.activation_offload
+            self._multiplied_s
+            + attending / (rates.operations * _ATTENTION)
+            + passed / (rates.memory_bytes * _MEMORY)
         )
-        yield (
-            "learn/micro_batch",
-            [
-                (n, forward(n, _TRAINING, again) + 1.5 * gathered_s + n * token_s)
-                for n in _TOKENS
-            ],
-            ACCELERATOR,
+        return (
+            model.layers * _LAYER_S
+            + tokens * token_s / self._each
+            + self._summed_s(tokens)
         )
-        yield (
-            "learn/step",
-            [(0, 16 * weights / ranks / (rates.memory_bytes * _MEMORY))],
-            ACCELERATOR,
+
+    def learn_s(self, tokens: float, block: TrainedConfig) -> float:
+        """Return the seconds of a forward and a backward pass over `tokens` tokens of one rank."""
+        # Frozen weights need no gradients, which are half of a backward pass.
+        passes = 1 + block.checkpointing + (1 if block.lora_rank else 2)
+        seconds = passes * self.forward_s(tokens, adapted=bool(block.lora_rank))
+        if block.activation_offload:
+            kept = 2 * _BF16 * self._model.layers * self._model.hidden / self._each
+            seconds += tokens * kept / (self._rates.host_bytes * _LINK)
+        return seconds
+
+    def decode_s(self, answers: int) -> float:
+        """Return the seconds of a step in which an engine draws one token for each of `answers` answers."""
+        rates = self._rates
+        memory = rates.memory_bytes * _MEMORY * self._each
+        # Of a mixture of experts, those that one of the answers uses
+        used = sum(
+            w.elements * copies * (1 - (1 - w.met) ** answers)
+            for w, copies in self._matrices()
         )
-        yield (
-            "push_weights/rest",
-            [(0, _BF16 * weights / ranks / rates.link_bytes)],
-            ACCELERATOR,
+        multiplied_s = self._multiplied_s * answers
+        context = round(self._lengths.context)
+        kept = sum(layers.of(context, 1, 1) for layers in self._model.kv)
+        return (
+            _STEP_S
+            + self._kernels_s
+            + answers * _SEQUENCE_S
+            + max(_BF16 * used / memory, multiplied_s / self._each)
+            + _BF16 * kept * answers / memory
+            + self._summed_s(answers)
         )
+
+    def _summed_s(self, tokens: float) -> float:
+        """Return the seconds of the sums over accelerators that split the model: two in each layer."""
+        if self._each == 1:
+            return 0.0
+        moved = 2 * _BF16 * self._model.hidden * tokens / self._rates.near_bytes
+        return 2 * self._model.layers * (_REDUCE_S + moved)
+
+
+def _reached(shape: Sequence[int]) -> float:
+    """Return the share of a wide matrix's rate of operations that a matrix of this shape reaches."""
+    width = min(shape[-2:])
+    return width / (width + _NARROW)
+
+
+def _host_costs(role: str) -> Mapping[str, Sequence[tuple[float, float]]]:
+    """Return the assumed costs of a component's work on processors: name -> points (size of the work, seconds).
+
+    They are of the size that runs of tiny models were measured to have: 0.03 to 0.5 ms for a message or a reward.
+    """
+    call = [(0.0, _LAP_S)]
+    rest = [(0.0, _REST_S)]
+    match role:
+        case "env":
+            parts = dict.fromkeys(("sim", "reward", "put", "wait"), call)
+            return {f"run/{part}": points for part, points in parts.items()} | {
+                "run/rest": rest
+            }
+        case "rollout":
+            # Answers that end in the same step are sent together.
+            put = [(1.0, 2 * _LAP_S), (256.0, 32 * _LAP_S)]
+            return {
+                "generate/wait": call,
+                "generate/put": put,
+                "generate/rest": rest,
+            }
+        case _:
+            parts = dict.fromkeys(("infer_wait", "wait", "rest"), rest)
+            # Rewards without a model
+            texts = [(1.0, _LAP_S), (65536.0, 100 * _LAP_S)]
+            return {
+                **{f"infer/{part}": points for part, points in parts.items()},
+                "infer/infer": texts,
+                "learn/wait": rest,
+                "learn/rest": rest,
+                "compute_advantages/rest": rest,
+                "accumulate/accumulate_wait": rest,
+                "refresh/rest": rest,
+            }
 
 
 def _moves(

@@ -170,7 +170,9 @@ class Generation(StageBound):
         lower bound, if a group of samples could be finished before the driver has called all ranks.
         """
         ranks = {c: plan.placement.world_size(c) for c in PAIR}
-        site = TextSite(config, plan, Costs(self._profile), 1 + sum(ranks.values()))
+        names = plan.placement.components
+        cores = 1 + sum(plan.placement.world_size(name) for name in names)
+        site = TextSite(config, plan, Costs(self._profile), cores)
         sinks = {
             name: _Sink(site.world)
             for name in (SAMPLES, *map(samples_for, site.job.scorers))

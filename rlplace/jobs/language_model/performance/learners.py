@@ -13,9 +13,11 @@ from rlplace.algo import packing
 from rlplace.algo.packing import Packing, SampleSizes
 from rlplace.config.blocks.language_model import FrozenConfig, RewardConfig
 from rlplace.config.blocks.training import TrainedConfig
+from rlplace.foresight.costs import Cost
 from rlplace.foresight.ranks import Body
 from rlplace.foresight.world import Sleep
-from rlplace.jobs.language_model.performance.ranks import Group, TextRank
+from rlplace.jobs.language_model.performance.lengths import Group
+from rlplace.jobs.language_model.performance.ranks import JointPasses, TextRank
 from rlplace.metrics import Metrics
 from rlplace.placement.flow import block_edges
 from rlplace.stopwatch import Stopwatch
@@ -136,9 +138,64 @@ class JoinedRank(TextRank):
         `method`: the worker method whose measured costs are used. `packed`: the micro-batches of all ranks. `sizes`:
         the token counts of the samples. `watch`: records the seconds.
         """
-        for picks in packed.ranks[self.slot.rank // self.together]:
-            yield from self.forward(watch, "score", sizes.size(picks), method, "infer")
+        yield from self.passes(watch, "score", packed, sizes, method, "infer")
         yield from self.exchange(method, watch)
+
+    def passes(
+        self,
+        watch: Stopwatch,
+        part: str,
+        packed: Packing,
+        sizes: SampleSizes,
+        *methods: str,
+    ) -> Body:
+        """Spend the simulated seconds of a pass over each micro-batch of this rank. All ranks wait for each other.
+
+        `watch`, `part`, `methods`: as in `forward`. `packed`: the micro-batches of all ranks. `sizes`: the token counts
+        of the samples.
+        """
+        share = packed.ranks[self.slot.rank // self.together]
+        names = self.names_of(part, *methods)
+        on_accelerator = self.cost(0.0, *names, laps=0.0).on_accelerator
+        if not (self.site.many and on_accelerator and self.slot.accelerators):
+            for picks in share:
+                yield from self.forward(watch, part, sizes.size(picks), *methods)
+            return
+        # No other work is on these accelerators, so nothing changes between two micro-batches.
+        joint = self.site.joint(self.component, part, packed, self._joint, sizes, names)
+        own_s = joint.own_s[self.slot.rank // self.together]
+        yield from self.spend(Cost(own_s, 0.0, True))
+        if joint.seconds > own_s:
+            yield Sleep(joint.seconds - own_s)
+        watch.lap(part, joint.size)
+        yield from self.barrier.meet()
+
+    def _joint(
+        self, packed: Packing, sizes: SampleSizes, names: Sequence[str]
+    ) -> JointPasses:
+        """Compute the passes of all ranks over their micro-batches, in which they wait for each other.
+
+        `packed`: the micro-batches of all ranks. `sizes`: the token counts of the samples. `names`: as for `cost`.
+        """
+        own_s = [0.0] * len(packed.ranks)
+        seconds = 0.0
+        size = 0
+        for together in zip(*packed.ranks, strict=True):
+            longest_s = 0.0
+            for rank, picks in enumerate(together):
+                size = sizes.size(picks)
+                cost = self.cost(size, *names)
+                own_s[rank] += cost.seconds
+                longest_s = max(longest_s, cost.seconds)
+            seconds += longest_s
+        return JointPasses(seconds, tuple(own_s), size)
+
+    def names_of(self, part: str, *methods: str) -> tuple[str, ...]:
+        """Return the possible names of the cost of a pass: sharded first if there are several ranks."""
+        parts = (
+            (f"sharded_{part}", part) if self.ranks > 1 else (part, f"sharded_{part}")
+        )
+        return tuple(f"{method}/{name}" for name in parts for method in methods)
 
     def forward(self, watch: Stopwatch, part: str, size: float, *methods: str) -> Body:
         """Spend the simulated seconds of one forward pass, then wait until all ranks have done theirs.
@@ -146,14 +203,7 @@ class JoinedRank(TextRank):
         `watch`: records the seconds under the name `part`. `size`: tokens of the micro-batch. `methods`: worker
         methods; the first one with a measured cost of `part` is used.
         """
-        parts = (
-            (f"sharded_{part}", part) if self.ranks > 1 else (part, f"sharded_{part}")
-        )
-        yield from self.spend(
-            self.cost(
-                size, *(f"{method}/{name}" for name in parts for method in methods)
-            )
-        )
+        yield from self.spend(self.cost(size, *self.names_of(part, *methods)))
         watch.lap(part, size)
         yield from self.barrier.meet()
 
@@ -191,10 +241,9 @@ class TrainedRank(JoinedRank):
     def differentiate(
         self, method: str, packed: Packing, sizes: SampleSizes, watch: Stopwatch
     ) -> Body:
-        for picks in packed.ranks[self.slot.rank // self.together]:
-            yield from self.forward(
-                watch, "micro_batch", sizes.size(picks), method, "learn", "accumulate"
-            )
+        yield from self.passes(
+            watch, "micro_batch", packed, sizes, method, "learn", "accumulate"
+        )
 
     def update(
         self, packings: Sequence[Packing], sizes: SampleSizes, watch: Stopwatch
@@ -407,7 +456,8 @@ class ScorerRank(JoinedRank):
                 yield from self.part(watch, "infer", size, "infer")
                 if sharded:
                     yield from self.barrier.meet()
-                if samples:
+                # Ranks that process the same samples send their scores once.
+                if samples and self.slot.rank % self.together == 0:
                     yield from self.site.channels[scores_of(self.component)].put(
                         samples
                     )

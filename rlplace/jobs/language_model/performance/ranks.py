@@ -9,19 +9,30 @@ While no answer begins or ends, all steps of an engine cost the same: their seco
 
 from __future__ import annotations
 
-import functools
 import heapq
 import math
-import random
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
+from rlplace.algo.packing import Packing, SampleSizes
 from rlplace.config.blocks.language_model import LanguageModelJobConfig
 from rlplace.foresight.costs import Cost, Costs
 from rlplace.foresight.ranks import Body, Rank, Site
-from rlplace.foresight.world import Barrier, Event, Sleep
+from rlplace.foresight.world import Barrier, Event, Sleep, Work
 from rlplace.jobs.language_model.memory import read_again
+from rlplace.jobs.language_model.performance.lengths import (
+    Answer,
+    Graded,
+    Group,
+    Lengths,
+    Request,
+)
+from rlplace.jobs.language_model.performance.whole import (
+    MANY,
+    WholeIteration,
+    computed_as_a_whole,
+)
 from rlplace.metrics import Metric, Metrics
 from rlplace.placement.channels import asked_at_once
 from rlplace.placement.language.slots import Slot
@@ -43,143 +54,16 @@ _END = object()  # marks the end of an iteration
 _IN_TURN_S = 0.005  # rewards that take longer are computed by other processes
 
 
-class Request(NamedTuple):
-    """A request of an env rank for answers. In the first turn it covers all samples of a group, later one sample.
+class JointPasses(NamedTuple):
+    """Passes of all ranks of a component over their micro-batches, in which they wait for each other.
 
-    `asked`: the iteration in which the request is made. `iteration`: the iteration that owns the prompt; it differs
-    from `asked` if the prompt was postponed or is asked ahead. `env`: the env rank. `group`: index of the group in
-    `iteration`. `first`: index of the first sample in the group. `samples`: count of samples. `turn`: index of the
-    turn. `tokens`: tokens of the conversation so far.
+    `seconds`: of all passes together, with the slowest rank of each. `own_s`: seconds of each rank's own work; ranks
+    that process the same samples count as one. `size`: tokens of the last micro-batch.
     """
 
-    asked: int
-    iteration: int
-    env: int
-    group: int
-    first: int
-    samples: int
-    turn: int
-    tokens: int
-
-
-class Answer(NamedTuple):
-    request: Request
-    sample: int
-    tokens: int
-
-
-class Graded(NamedTuple):
-    """A sample with its reward. `request`: the last request of the sample. `tokens`: its tokens with the prompt."""
-
-    request: Request
-    tokens: int
-
-
-class Group(NamedTuple):
-    """A group with all its samples.
-
-    `number`: (iteration that owns the prompt, index of the group in this iteration). `prompt`: tokens of the prompt.
-    `tokens`: tokens of each sample, with the prompt.
-    """
-
-    number: tuple[int, int]
-    prompt: int
-    tokens: tuple[int, ...]
-
-
-class Lengths:
-    """Lengths of prompts, answers and conversations in tokens, and seconds of rewards, for a prediction.
-
-    Each iteration uses quantiles of the measured values, in a random order. The order depends on the number of the
-    iteration, but not on the placement.
-    """
-
-    def __init__(self, config: LanguageModelJobConfig, costs: Costs) -> None:
-        self._costs = costs
-        algorithm = config.algorithm
-        self._prompts = algorithm.prompts or 1
-        self._each = algorithm.samples_per_prompt
-        self._longest_answer = algorithm.max_new_tokens
-        self._longest = algorithm.longest
-        self._longest_prompt = algorithm.max_prompt_length
-        self._turns = config.env.max_turns
-
-    def prompt(self, iteration: int, group: int) -> int:
-        drawn = self._drawn(
-            "env.prompt_tokens", self._longest_prompt, self._prompts, iteration, 0
-        )
-        return min(drawn[group % len(drawn)], self._longest - 1)
-
-    def turns(self, iteration: int, group: int, sample: int) -> int:
-        """Return the number of turns, one answer each, in the episode of a sample."""
-        if self._turns > 1:
-            return min(
-                self._turns,
-                self._of("env.turns", self._turns, iteration, group, sample, 0),
-            )
-        return 1
-
-    def reply(self, iteration: int, group: int, sample: int, turn: int) -> int:
-        """Return the number of tokens that the environment replies to the answer of turn `turn`, from 0."""
-        return self._of(
-            "env.reply_tokens", self._longest_prompt, iteration, group, sample, turn
-        )
-
-    def reward_s(self, iteration: int, group: int, sample: int) -> float:
-        """Return the seconds from the end of a sample's episode to its reward; 0 if no such seconds were measured."""
-        drawn = self._quantiles(
-            "env.reward_s", self._prompts * self._each, iteration, 0
-        )
-        if drawn:
-            return drawn[(group * self._each + sample) % len(drawn)]
-        return 0.0
-
-    def answer(self, request: Request, sample: int) -> int:
-        drawn = self._of(
-            "rollout.answer_tokens",
-            self._longest_answer,
-            request.iteration,
-            request.group,
-            sample,
-            request.turn,
-        )
-        return max(1, min(drawn, self._longest_answer, self._longest - request.tokens))
-
-    def _of(
-        self,
-        name: str,
-        unknown: int,
-        iteration: int,
-        group: int,
-        sample: int,
-        turn: int,
-    ) -> int:
-        drawn = self._drawn(name, unknown, self._prompts * self._each, iteration, turn)
-        return drawn[(group * self._each + sample) % len(drawn)]
-
-    @functools.lru_cache(maxsize=64)  # noqa: B019  it lives as long as a prediction
-    def _drawn(
-        self, name: str, unknown: int, count: int, iteration: int, turn: int
-    ) -> Sequence[int]:
-        drawn = [
-            round(value) for value in self._quantiles(name, count, iteration, turn)
-        ]
-        if not drawn:
-            self._costs.missing.setdefault(name, unknown)
-        return drawn or [unknown]
-
-    @functools.lru_cache(maxsize=64)  # noqa: B019  the same
-    def _quantiles(
-        self, name: str, count: int, iteration: int, turn: int
-    ) -> Sequence[float]:
-        measured = sorted(self._costs.profile.samples.get(name, ()))
-        drawn = [
-            measured[int((place + 0.5) / count * len(measured))]
-            for place in range(count)
-            if measured
-        ]
-        random.Random(f"{name} {iteration} {turn}").shuffle(drawn)
-        return drawn
+    seconds: float
+    own_s: tuple[float, ...]
+    size: int
 
 
 class TextSite(Site):
@@ -202,6 +86,35 @@ class TextSite(Site):
         # Conversations that will request another turn
         self.open = 0
         self._given: dict[tuple[str, int], _Given] = {}
+        self._whole: dict[int, WholeIteration] = {}
+        self._joint: dict[tuple[str, str, int], tuple[Packing, JointPasses]] = {}
+        algorithm = config.algorithm
+        # Whether there are so many samples that work which is alike is computed once
+        self.many = (algorithm.prompts or 1) * algorithm.samples_per_prompt >= MANY
+        # Whether the generation of an iteration is computed as a whole
+        self.whole = computed_as_a_whole(self, cores)
+
+    def generation(self, iteration: int) -> WholeIteration:
+        """Return the computation of an iteration's generation. All ranks of env and rollout get the same one."""
+        if iteration not in self._whole:
+            self._whole = {iteration: WholeIteration(self, iteration)}
+        return self._whole[iteration]
+
+    def joint(
+        self,
+        component: str,
+        part: str,
+        packed: Packing,
+        make: Callable[[Packing, SampleSizes, Sequence[str]], JointPasses],
+        sizes: SampleSizes,
+        names: Sequence[str],
+    ) -> JointPasses:
+        """Return the passes of all ranks of a component over `packed`, computed by `make` for the first of them."""
+        key = (component, part, id(packed))
+        if key not in self._joint:
+            # The packing is kept, so that no other one gets its id.
+            self._joint[key] = packed, make(packed, sizes, names)
+        return self._joint[key][1]
 
     def given(self, component: str, number: int) -> _Given:
         """Return the holder of a value that rank 0 of a component scatters to all ranks of the component.
@@ -284,6 +197,8 @@ class TextEnvRank(TextRank):
             divmod(number, prompts) for number in self._tails.asked(iteration).values()
         ]
         readers = [SAMPLES, *map(samples_for, self.site.job.scorers)]
+        if self.site.whole:
+            return (yield from self._judge_all(iteration, readers))
         return (
             yield from self._play(
                 iteration, groups, samples, readers, self._tails.more(iteration)
@@ -372,6 +287,36 @@ class TextEnvRank(TextRank):
                 iteration, [of * self.site.job.prompts + group for of, group in whole]
             )
         yield from self._end(watch, ended)
+        return self._metrics(watch)
+
+    def _judge_all(self, iteration: int, readers: Sequence[str]) -> Body:
+        """Do the same as `_play`, by the computation of the whole iteration.
+
+        `readers`: channels that get complete groups.
+        """
+        watch = self.watch("sim", "reward", "wait", "put")
+        generation = self.site.generation(iteration)
+        yield generation.begin(self.component, self.slot.rank)
+        judged = generation.judged[self.slot.rank]
+        each_s = judged.cpu_s / max(1, len(judged.groups))
+        left_s = 0.0
+        for when_s, group in judged.groups:
+            # The rank works in the time that it has up to then.
+            left_s += each_s
+            worked_s = max(0.0, min(left_s, when_s - self.world.now))
+            left_s -= worked_s
+            yield Work(self._cores, self._process, worked_s)
+            if when_s > self.world.now:
+                yield Sleep(when_s - self.world.now)
+            for channel in readers:
+                yield from self.site.channels[channel].put(group)
+        if judged.ended_s > self.world.now:
+            yield Sleep(judged.ended_s - self.world.now)
+        watch.lap("wait")
+        yield from self._end(watch, 0)
+        watch.seconds["wait"] -= judged.sim_s + judged.reward_s
+        watch.seconds["sim"] += judged.sim_s
+        watch.seconds["reward"] += judged.reward_s
         return self._metrics(watch)
 
     def _take(self, watch: Stopwatch) -> Body:
@@ -474,6 +419,10 @@ class TextRolloutRank(TextRank):
     def _room(self) -> bool:
         return self.in_flight < min(self._share, self.job.rollout.step_sequences)
 
+    @property
+    def _may_begin(self) -> bool:
+        return len(self._active) < self.job.rollout.step_sequences
+
     def pull_weights(self, version: int) -> Body:
         if version <= self._held:
             return dict[str, Metrics]()
@@ -482,7 +431,10 @@ class TextRolloutRank(TextRank):
 
     def generate(self, iteration: int) -> Body:
         watch = self.watch("prefill", "decode", "wait", "put")
-        tokens = yield from self._answer_all(watch)
+        if self.site.whole:
+            tokens = yield from self._answer_whole(iteration, watch)
+        else:
+            tokens = yield from self._answer_all(watch)
         yield from self.spend(self.cost(0, "generate/rest"))
         seconds = watch.seconds["prefill"] + watch.seconds["decode"]
         return {
@@ -490,6 +442,26 @@ class TextRolloutRank(TextRank):
             "rollout/policy_s": Metric(seconds, "max"),
             "rollout/tokens": Metric(tokens, "sum"),
         }
+
+    def _answer_whole(self, iteration: int, watch: Stopwatch) -> Body:
+        """Do the same as `_answer_all`, by the computation of the whole iteration. Return the number of tokens.
+
+        `watch`: records the seconds.
+        """
+        generation = self.site.generation(iteration)
+        yield generation.begin(self.component, self.slot.rank)
+        answered = generation.answered[self.slot.rank]
+        if answered.ended_s > self.world.now:
+            yield Sleep(answered.ended_s - self.world.now)
+        watch.lap("decode")
+        # Steps that read prompts are a part of this lap.
+        watch.seconds["prefill"] += answered.prefill_s
+        watch.seconds["decode"] = answered.decode_s
+        yield from self._update(watch)
+        item = yield from self.site.channels[REQUESTS].get()
+        assert item is _END, "no request is sent"
+        yield from self.part(watch, "wait", 0, "generate")
+        return answered.tokens
 
     def _answer_all(self, watch: Stopwatch) -> Body:
         """Answer requests until the env ranks have ended the iteration. Return the number of generated tokens.
@@ -505,7 +477,9 @@ class TextRolloutRank(TextRank):
                 continue
             yield from self._update(watch)
             yield from (
-                self._begin(watch) if self._waiting else self._decode(watch, asking)
+                self._begin(watch)
+                if self._waiting and self._may_begin
+                else self._decode(watch, asking)
             )
             ended = []
             while self._active and self._active[0][0] <= self._steps:

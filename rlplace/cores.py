@@ -1,11 +1,15 @@
-"""The number of cores that this process may use, by its CPU affinity (`taskset`) and the quotas of its cgroups."""
+"""The number of cores that this process may use, by its CPU affinity (`taskset`) and the quotas of its cgroups.
+
+Also how long the machine's processors have worked, and for which processes.
+"""
 
 from __future__ import annotations
 
 import functools
 import math
 import os
-from collections.abc import Iterator
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 
@@ -69,3 +73,44 @@ def _text(file: Path) -> str:
         return file.read_text(encoding="utf-8")
     except OSError:
         return ""
+
+
+def machine_worked_s(system: Path = Path("/")) -> float | None:
+    """Return for how many seconds, in sum, the machine's processors have worked since its start.
+
+    None if that is not known, or if this process may not use all processors: then other work need not be in its way.
+    `system`: folder with the folder proc.
+    """
+    head, _, numbers = _text(system / "proc/stat").partition("\n")[0].partition(" ")
+    ticks = [int(number) for number in numbers.split() if number.isdecimal()]
+    if head != "cpu" or len(ticks) < 8 or usable_cores(system) != os.cpu_count():
+        return None
+    user, nice, kernel, _idle, _waiting, interrupts, soft, stolen = ticks[:8]
+    worked = user + nice + kernel + interrupts + soft + stolen
+    return worked / os.sysconf("SC_CLK_TCK")
+
+
+def worked_s(processes: Iterable[int], system: Path = Path("/")) -> float:
+    """Return the processor seconds of processes and of all that they have started, also of those that have ended.
+
+    `processes`: process ids. `system`: folder with the folder proc.
+    """
+    # Parent -> children
+    children = defaultdict[int, list[int]](list)
+    ticks: dict[int, int] = {}
+    for file in (system / "proc").glob("[0-9]*/stat"):
+        # The name of the program stands in brackets, and may have any characters.
+        fields = _text(file).rpartition(")")[2].split()
+        if len(fields) < 15:
+            continue
+        process = int(file.parent.name)
+        children[int(fields[1])].append(process)
+        ticks[process] = sum(int(field) for field in fields[11:15])
+    found = set[int]()
+    left = [process for process in processes if process in ticks]
+    while left:
+        process = left.pop()
+        if process not in found:
+            found.add(process)
+            left += children[process]
+    return sum(ticks[process] for process in found) / os.sysconf("SC_CLK_TCK")

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import os
 import platform
 import statistics
+import time
 from collections import defaultdict, deque
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 from rlplace.comm.channel import ChannelStats
-from rlplace.cores import usable_cores
+from rlplace.cores import machine_worked_s, usable_cores, worked_s
 from rlplace.extras import versions_of
 from rlplace.foresight.model import model_of
 from rlplace.foresight.profile import (
@@ -23,6 +25,9 @@ from rlplace.placement.plan import Plan
 from rlplace.report.calls import IterationCalls, RankCall
 from rlplace.stopwatch import Part
 
+_LOOK_S = 1.0  # least seconds between two looks at the machine's processors
+_OTHERS = 0.2  # share of the processors from which other processes are reported
+_FULL = 0.9  # share of the processors at work from which they were in the run's way
 # first iterations of a command, which load libraries and fill caches; not counted
 _WARM = 2
 _MOST = 200  # largest number of iterations that count: the latest ones
@@ -67,6 +72,50 @@ _LIBRARIES = (
 )
 
 
+class Crowd:
+    """Measures which share of the driver's machine is used by processes that are not of the run."""
+
+    def __init__(self) -> None:
+        # Time, and seconds that the machine and the run have worked, at the first and the last look
+        self._first: tuple[float, float, float] | None = None
+        self._last: tuple[float, float, float] | None = None
+
+    def look(self, processes: Iterable[int]) -> None:
+        """Look how long the machine and the run have worked, at most once a second.
+
+        `processes`: ids of the processes of the ranks on the driver's machine.
+        """
+        now = time.monotonic()
+        if self._last is not None and now < self._last[0] + _LOOK_S:
+            return
+        machine_s = machine_worked_s()
+        if machine_s is None:
+            return
+        self._last = now, machine_s, worked_s({os.getpid(), *processes})
+        self._first = self._first or self._last
+
+    @property
+    def others(self) -> float | None:
+        """The share of all processors that other processes used, if they were certainly in the run's way; else None.
+
+        They were if they used a fifth of the processors or more, while hardly any processor was free. Ray's own
+        processes use less.
+        """
+        if self._first is None or self._last is None:
+            return None
+        lasted_s, machine_s, own_s = (
+            last - first for first, last in zip(self._first, self._last, strict=True)
+        )
+        if lasted_s <= 0.0:
+            return None
+        cores = usable_cores()
+        others = (machine_s - own_s) / lasted_s / cores
+        full = machine_s / lasted_s / cores
+        if others < _OTHERS or full < _FULL:
+            return None
+        return min(1.0, others)
+
+
 class Observations:
     """Collects the calls of a run's iterations, and makes a profile from them."""
 
@@ -98,12 +147,15 @@ class Observations:
         self._draws: dict[str, deque[Sequence[float]]] = {}
         # (node, process id) -> processor time at the end of its last call
         self._processes: dict[tuple[int, int], float] = {}
+        self._crowd = Crowd()
 
     def add(self, iteration: IterationCalls, numbers: Mapping[str, float]) -> None:
         """Add the calls of a finished iteration. `numbers`: the metrics of the iteration, metric -> value."""
         self._seen += 1
         around = self._around_calls(iteration)
         waits = self._waits()
+        here = {c.record.process for c in iteration.calls if c.slot.node == 0}
+        self._crowd.look(here)
         if self._seen <= _WARM:
             return
         found: dict[tuple[str, float], list[Part]] = defaultdict(list)
@@ -161,6 +213,11 @@ class Observations:
             / placement.world_size(component)
             for component, whole in now.items()
         }
+
+    @property
+    def crowd(self) -> Crowd:
+        """How much of the driver's machine other processes have used during the iterations."""
+        return self._crowd
 
     def measured(self) -> dict[str, float]:
         """Return metric -> median over iterations, for each metric of seconds. The first iterations do not count."""

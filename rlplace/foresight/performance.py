@@ -43,13 +43,18 @@ class Performance:
         return Observations(self._config, self._plan, channels)
 
     def compared(
-        self, profile: Profile, given: Profile | None, measured: Mapping[str, Any]
+        self,
+        profile: Profile,
+        given: Profile | None,
+        measured: Mapping[str, Any],
+        others: float | None = None,
     ) -> dict[str, Any] | None:
         """Return the predicted and measured seconds of a run, as the block `predicted` of summary.json.
 
         Return None if the job cannot be predicted, or has more than _MOST_RANKS ranks. `profile`: the run's own
         profile. `given`: the profile that the config names, used in place of the run's own; None if it names none.
-        `measured`: metric -> measured seconds.
+        `measured`: metric -> measured seconds. `others`: share of the driver's machine that other processes used, if
+        they were certainly in the run's way.
         """
         placement = self._plan.placement
         ranks = sum(placement.world_size(c) for c in placement.components)
@@ -59,4 +64,5 @@ class Performance:
         source = (
             "this run's own profile" if given is None else "a profile that was given"
         )
-        return {"from": source, "seconds": compare_seconds(prediction, measured)}
+        seconds = compare_seconds(prediction, measured)
+        return {"from": source, "seconds": seconds, "others": others}

@@ -609,6 +609,10 @@ def _predicted_rows(predicted: Mapping[str, Any]) -> Rows:
     yield "predicted", ", ".join(each)
     about = "seconds of an iteration, predicted (measured, median)"
     yield "", f"{about}, from {predicted['from']}"
+    others = predicted.get("others")
+    if others is not None:
+        busy = f"other processes used {others:.0%} of this machine's processors"
+        yield "", f"{busy}, which no prediction counts: the run alone would be faster"
 
 
 def _fault_rows(faults: Mapping[str, Any]) -> Rows:

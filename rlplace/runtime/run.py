@@ -699,7 +699,9 @@ def _report(
         profile = observed.profile()
         write_whole(folder / PROFILE, json.dumps(profile.record(), indent=1) + "\n")
         if whole:
-            predicted = job.performance.compared(profile, job.given, measured)
+            predicted = job.performance.compared(
+                profile, job.given, measured, observed.crowd.others
+            )
             if predicted is not None:
                 ended["predicted"] = predicted
                 text = json.dumps(ended, indent=1) + "\n"

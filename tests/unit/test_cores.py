@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 import rlplace
+from rlplace import cores
 from rlplace.cli import doctor
 from rlplace.cores import usable_cores
 from rlplace.foresight import observe
@@ -131,3 +132,35 @@ def test_nobody_counts_them_otherwise() -> None:
         if isinstance(node, ast.Attribute) and node.attr in others
     }
     assert found == {"cores.py"}
+
+
+def stat(process: int, parent: int, ticks: tuple[int, int, int, int]) -> str:
+    middle = " ".join(["0"] * 9)
+    worked = " ".join(map(str, ticks))
+    return f"{process} (a (strange) name) S {parent} {middle} {worked} 20 0 1\n"
+
+
+def test_what_a_machine_and_a_family_of_processes_have_worked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hertz = os.sysconf("SC_CLK_TCK")
+    proc = tmp_path / "proc"
+    proc.mkdir()
+    (proc / "stat").write_text("cpu  100 20 30 9999 50 3 4 10 0 0\ncpu0 1 2 3\n")
+    for process, parent, ticks in (
+        (7, 1, (10, 5, 100, 50)),  # user, kernel, and the same of children that ended
+        (8, 7, (1, 1, 0, 0)),
+        (9, 8, (2, 0, 0, 0)),
+        (10, 1, (1000, 0, 0, 0)),
+    ):
+        (proc / str(process)).mkdir()
+        (proc / str(process) / "stat").write_text(stat(process, parent, ticks))
+    assert cores.worked_s([7], tmp_path) * hertz == 169
+    # A process counts once, and one that has ended not at all.
+    assert cores.worked_s([7, 8, 99], tmp_path) * hertz == 169
+    monkeypatch.setattr(os, "cpu_count", lambda: cores.usable_cores(tmp_path))
+    worked = cores.machine_worked_s(tmp_path)
+    assert worked is not None
+    assert worked * hertz == 100 + 20 + 30 + 3 + 4 + 10
+    monkeypatch.setattr(os, "cpu_count", lambda: 1000)
+    assert cores.machine_worked_s(tmp_path) is None

@@ -7,6 +7,7 @@ from array import array
 import pytest
 
 from rlplace.config import compose
+from rlplace.foresight import observe
 from rlplace.foresight.observe import Observations, quantiles, subjects
 from rlplace.foresight.profile import Profile
 from rlplace.report.calls import IterationCalls, RankCall
@@ -309,3 +310,42 @@ def test_a_wrapper_with_other_kwargs_is_other_work() -> None:
     four, sixteen = (subjects(made.config, made.plan)["env"] for made in jobs)
     assert four.endswith(" gymnasium.wrappers:FrameStackObservation stack_size=4")
     assert sixteen.endswith(" gymnasium.wrappers:FrameStackObservation stack_size=16")
+
+
+@pytest.mark.parametrize(
+    ("machine_s", "own_s", "others"),
+    [
+        (20.0, 8.0, 0.6),  # full, and most of it by others
+        (20.0, 17.0, None),  # what Ray and the system use
+        (12.0, 4.0, None),  # processors are free: nothing is in the way
+    ],
+)
+def test_other_processes_are_reported_where_they_are_certainly_in_the_way(
+    machine_s: float,
+    own_s: float,
+    others: float | None,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    looks = iter([(0.0, 100.0, 7.0), (10.0, 100.0 + machine_s, 7.0 + own_s)])
+    now = next(looks)
+    monkeypatch.setattr(observe, "usable_cores", lambda: 2)
+    monkeypatch.setattr(observe.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(observe, "machine_worked_s", lambda: now[1])
+    monkeypatch.setattr(observe, "worked_s", lambda processes: now[2])
+    crowd = observe.Crowd()
+    assert crowd.others is None
+    crowd.look([1])
+    assert crowd.others is None
+    now = next(looks)
+    crowd.look([1])
+    assert crowd.others == (None if others is None else pytest.approx(others))
+
+
+def test_a_machine_that_tells_nothing_is_not_reported(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(observe, "machine_worked_s", lambda: None)
+    crowd = observe.Crowd()
+    crowd.look([1])
+    crowd.look([1])
+    assert crowd.others is None

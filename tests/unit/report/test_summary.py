@@ -15,6 +15,7 @@ from rlplace.report.summary import (
     TEXT,
     Measures,
     Progress,
+    _predicted_rows,
     summary,
     summary_text,
     waits_of,
@@ -108,6 +109,19 @@ def test_rewards_held_out_prompts_and_tokens_are_summed_up() -> None:
         "200 generated, 50 per second; 180 learned, 30 per second; 2 iterations" in text
     )
     assert "rollout 4.0, learn 6.0, evaluate 2.0" in text
+
+
+def test_a_busy_machine_is_named_beside_what_was_predicted_and_measured() -> None:
+    seconds = {"iteration": {"predicted": 0.29, "measured": 0.567}}
+    told = []
+    for others in (0.63, None):
+        predicted = {"from": "this run's own profile", "seconds": seconds}
+        rows = _predicted_rows(predicted | {"others": others})
+        told.append("\n".join(text for _, text in rows))
+    assert told[0].startswith(told[1])
+    assert "iteration 0.29 (0.567)" in told[1]
+    assert "other processes" not in told[1]
+    assert "other processes used 63% of this machine's processors" in told[0]
 
 
 def test_a_run_that_never_learned_has_no_lines_about_it() -> None:

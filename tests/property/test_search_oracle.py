@@ -23,6 +23,8 @@ from rlplace.foresight.predict import predict
 from rlplace.foresight.profile import Profile
 from rlplace.foresight.search import OBJECTIVES, Search
 from rlplace.foresight.space import Space
+from rlplace.jobs.language_model.performance import ranks, whole
+from rlplace.jobs.language_model.performance.published import published_profile
 from rlplace.placement.memory.ledger import MemoryCase
 from rlplace.placement.plan import Plan
 from rlplace.runtime.prepare import Prepared, prepare_composed
@@ -344,3 +346,37 @@ def test_a_reward_that_begins_while_answers_are_generated_makes_another_plan() -
         assert best.value == pytest.approx(
             values(found, profile, "seconds", ())[0], rel=1e-9
         )
+
+
+@pytest.mark.parametrize(
+    ("objective", "many"),
+    [("seconds", 1), ("accelerator_seconds", 10**9)],
+    ids=["as a whole", "message by message"],
+)
+def test_on_published_rates_the_best_plan_is_that_of_all_configs(
+    objective: str, many: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(whole, "MANY", many)
+    monkeypatch.setattr(ranks, "MANY", many)
+    words = (
+        "--config-name=grpo_qwen3_8b",
+        "model@actor.model=smollm2",
+        "cluster.nodes.0.accelerators=4",
+        "algorithm.prompts=16",
+        "algorithm.max_new_tokens=64",
+        "runner.eval_every=0",
+        "profile=published",
+    )
+    (composed,) = compose.with_hydra(words)
+    instance = Instance(job=prepare_composed(composed), each=4, nodes=1, fixed=["env"])
+    job = instance.job
+    profile = published_profile(job.config, job.plan, job.case)
+    found = candidates(instance)
+    assert len(found) > 20
+    answer = Search(Space(job.config, job.plan, fixed=["env"]), profile).run(
+        objective=objective, keep=3
+    )
+    known = values(found, profile, objective, ())
+    assert answer.proven
+    assert answer.best is not None
+    assert answer.best.value == pytest.approx(known[0], rel=1e-9)

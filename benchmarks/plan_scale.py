@@ -176,7 +176,7 @@ def plan_shipped(values: Mapping[str, Any]) -> None:
     from rlplace.config.read import read_config
     from rlplace.contract.planning import make_plan, memory_case
     from rlplace.contract.registry import job_of
-    from rlplace.runtime.prepare import declared_topology
+    from rlplace.workers.launch.machines import declared_topology
 
     config = read_config(values)
     config = job_of(config).completed(config, {})

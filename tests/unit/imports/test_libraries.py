@@ -236,7 +236,12 @@ ENGINES = "--vllm_num_engines 8 "
             "import-batches",
             "--rollout.n_samples_per_prompt 2",
         ),
-        ("openrlhf", ENGINES + "--train_batch_size 100", "uneven-batches", ""),
+        (
+            "openrlhf",
+            ENGINES + "--rollout_batch_size 4",
+            "rank-without-rows",
+            "prompts: 8",
+        ),
         (
             "openrlhf",
             ENGINES + "--ds_tensor_parallel_size 3",

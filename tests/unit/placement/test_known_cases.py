@@ -243,62 +243,29 @@ def with_batches(block: dict[str, Any], *, micro_batch: int = 1, **sizes: int) -
     return make_plan(read_config(job), Topology.uniform(1, 8))
 
 
-def test_batches_divide_over_engines_and_copies() -> None:
+def test_batches_need_not_divide_over_engines_and_copies() -> None:
     block = {
         "actor,critic": "0-5",
         "rollout": {"placement": "6-7", "tensor_parallel_size": 2},
     }
-
-    def found(**sizes: int) -> tuple[str, ...]:
-        with pytest.raises(PlacementError) as caught:
-            with_batches(block, **sizes)
-        return caught.value.codes
-
-    assert found(prompts=8, train_batch=4) == ("uneven-batches", "uneven-batches")
-    assert found(prompts=7, samples_per_prompt=2, train_batch=12) == ("uneven-batches",)
-    good = {"prompts": 6, "samples_per_prompt": 4, "train_batch": 12, "micro_batch": 2}
-    made = with_batches(block, **good)
+    sizes = {"prompts": 7, "samples_per_prompt": 3, "train_batch": 8}
+    made = with_batches(block, **sizes)
     assert [(r.source, r.target, r.rows) for r in made.routes] == [
-        ("rollout", "actor", 24),
-        ("rollout", "critic", 24),
+        ("rollout", "actor", 21),
+        ("rollout", "critic", 21),
         ("actor", "rollout", 2),
     ]
-    two = {"actor": "0-5", "rollout": "6-7"}
-    with pytest.raises(PlacementError) as caught:
-        with_batches(two, prompts=9, train_batch=9)
-    assert [p.fix for p in caught.value.problems] == [
-        "prompts: 12",
-        "train_batch: 12, and prompts: 12",
-    ]
-    with_batches(two, prompts=12, train_batch=12)
-    block = {"actor": "0-9", "rollout": "8"}
-    assert set(found(**good)) == {"accelerator-out-of-range"}
+    # Three engines take two, two and three of the samples, as in a run
+    with_batches({"actor": "0-4", "rollout": "5-7"}, **sizes)
 
 
-@pytest.mark.parametrize(
-    ("prompts", "per", "batch"),
-    [(1024, 1, 100), (1023, 4, 128), (5, 3, 7), (64, 8, 500)],
-)
-@pytest.mark.parametrize("engines", ["6-7", "0-4", "0-7"])
-def test_fixes_of_batches_hold_together(
-    prompts: int, per: int, batch: int, engines: str
-) -> None:
-    block = {"actor": "0-5", "critic": "0-3", "rollout": engines}
-    sizes = {
-        "prompts": prompts,
-        "samples_per_prompt": per,
-        "train_batch": batch,
-        "micro_batch": 2,
-    }
+def test_each_rank_gets_a_sample_also_in_a_job_that_is_planned_only() -> None:
+    block = {"actor": "0-5", "rollout": "6-7"}
     with pytest.raises(PlacementError) as caught:
-        with_batches(block, **sizes)
-    fixes = [str(p.fix) for p in caught.value.problems]
-    written = {
-        key: int(value)
-        for fix in fixes
-        for key, value in re.findall(r"(prompts|train_batch): (\d+)", fix)
-    }
-    assert with_batches(block, **sizes | written).routes
+        with_batches(block, prompts=2, samples_per_prompt=2)
+    assert caught.value.codes == ("rank-without-rows",)
+    (problem,) = caught.value.problems
+    assert (problem.fix or "").startswith("prompts: 3 ")
 
 
 def test_unknown_components_and_own_needs() -> None:

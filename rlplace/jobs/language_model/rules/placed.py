@@ -10,19 +10,17 @@ from rlplace.jobs.language_model.rules.case import PlacedTextJob
 # Of jobs that run and of those that are planned only
 _ALL: tuple[Rule[PlacedTextJob], ...] = (*names.RULES, *processes.RULES)
 
-# No sample is dropped, and every rank gets equally many.
 PLANNED: tuple[Rule[PlacedTextJob], ...] = (
     *_ALL,
-    *batches.PLANNED,
+    *batches.RULES,
     *partners.RULES,
     *roles.RULES,
 )
 
-# Samples need not divide over engines or ranks: an engine takes samples while it has room.
 RUN: tuple[Rule[PlacedTextJob], ...] = (
     *_ALL,
     *roles.RULES,
-    *batches.RUN,
+    *batches.RULES,
     *overlap.RULES,
 )
 

@@ -63,12 +63,19 @@ _NATURE_PIXELS = 36  # sides of an image, at least
 
 
 def named(
-    name: str, shipped: Mapping[str, str], *, key: str, code: str, noun: str
+    name: str,
+    shipped: Mapping[str, str],
+    *,
+    key: str,
+    code: str,
+    noun: str,
+    absent: str = "",
 ) -> Any:
     """Return the object that a config names: a shipped object, or the user's object `package.module:Name`.
 
     `name`: the text in the config. `shipped`: short name -> `package.module:Name`. For errors: `key`: config key;
-    `code`: code of the error; `noun`: word for such an object, such as "wrapper". Raises ConfigError if the object
+    `code`: code of the error; `noun`: word for such an object, such as "wrapper"; `absent`: code of the error where
+    there is no such module, if it has a code of its own. Raises ConfigError if the object
     cannot be found. If a shipped module lacks a library, raises the ModuleNotFoundError unchanged.
     """
     # A short name stands for a module and a name in it
@@ -108,6 +115,10 @@ def named(
             why = f"there is no module {missing}"
             raise missing_library(
                 why, got=name, extra=extra, key=key, of=f"the {noun}"
+            ) from error
+        if absent:
+            raise config_error(
+                absent, key, name, noun=noun, missing=missing, hint=""
             ) from error
         module = None
         near = None

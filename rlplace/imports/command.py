@@ -7,6 +7,7 @@ a config that cannot be read.
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import os
 import shlex
 import sys
@@ -28,9 +29,12 @@ from rlplace.imports.importer import (
 )
 from rlplace.imports.libraries import LIBRARIES, simulated
 from rlplace.imports.rules import read_rules
+from rlplace.imports.scripts import Reading, Script, ran_script, read_script
 from rlplace.imports.settings import (
     Setting,
+    flags_of,
     leaves_of,
+    overrides_of,
     read_flags,
     read_overrides,
     read_yaml,
@@ -38,7 +42,7 @@ from rlplace.imports.settings import (
 )
 from rlplace.imports.tiny import shrink
 from rlplace.tables import indented, table
-from rlplace.units import counted
+from rlplace.units import clipped, counted
 
 USAGE = Path(__file__).with_name("usage.txt")
 
@@ -47,6 +51,7 @@ _NO_MEMORY = (
     "cluster.accelerator.memory=80GiB or the like."
 )
 _COLUMN = 52  # largest width of the first column
+_REASONS = 10  # lines of settings that have no key
 # Title of each section, and the noun for counting
 _SECTIONS: Mapping[Outcome, tuple[str, str]] = {
     "equal": ("Equal:", "equal"),
@@ -70,48 +75,93 @@ def run_import(words: list[str]) -> int:
             return 0
         return 2
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-    for option in ("--out", "--accelerators-per-node"):
-        parser.add_argument(option, nargs="?", const="")
-    parser.add_argument("--tiny", action="store_true")
+    for option in ("--out", "--accelerators-per-node", "--launch", "--variable"):
+        action = "append" if option == "--variable" else "store"
+        parser.add_argument(option, nargs="?", const="", action=action)
+    for switch in ("--tiny", "--all", "--run-script", "--run-trusted-script"):
+        parser.add_argument(switch, action="store_true")
     try:
+        words, arguments = _split(words)
         options, words = parser.parse_known_args(words)
         for option, value in (
             ("--out", options.out),
             ("--accelerators-per-node", options.accelerators_per_node),
+            ("--launch", options.launch),
         ):
             if value == "":
                 raise codes.config_error(
                     "import-flag-value", "import", option, error="option", option=option
                 )
+        reading = _reading(options, arguments)
         out = options.out
         width = options.accelerators_per_node
         if width is not None and not (width.isdecimal() and int(width) >= 1):
             raise codes.config_error("import-value", "import", width, error="per-node")
         library, *sources = words or [""]
-        imported = import_words(library, sources, int(width or 0))
+        imported = import_words(library, sources, int(width or 0), reading)
         imported = shrink(imported) if options.tiny else imported
         if out is None:
-            sys.stdout.write(render_yaml(imported))
+            sys.stdout.write(render_yaml(imported, every=options.all))
             return 0
         try:
-            Path(out).write_text(render_yaml(imported), encoding="utf-8")
+            text = render_yaml(imported, every=True)
+            Path(out).write_text(text, encoding="utf-8")
         except OSError as error:
             raise OutputError.of(
                 Path(out), error, "--out", "a file in a folder"
             ) from error
-        sys.stdout.write(render_report(imported))
+        sys.stdout.write(render_report(imported, every=options.all, file=out))
     except (ProblemsError, OutputError) as error:
         sys.stderr.write(f"{error}\n")
         return 2
     return 0
 
 
-def import_words(library: str, sources: Sequence[str], per_node: int = 0) -> Imported:
+def _split(words: list[str]) -> tuple[list[str], tuple[str, ...]]:
+    """Return the words before a word `--`, and those behind it.
+
+    If a script is to be run, the latter are its arguments; otherwise `--` is a word of a command like any other.
+    """
+    if "--" not in words or not {"--run-script", "--run-trusted-script"} & {*words}:
+        return words, ()
+    at = words.index("--")
+    return words[:at], tuple(words[at + 1 :])
+
+
+def _reading(options: argparse.Namespace, arguments: tuple[str, ...]) -> Reading:
+    """Return how launch scripts are read, by the options of the command line.
+
+    `arguments`: arguments of the script. Raises ConfigError for options of a wrong form.
+    """
+    variables: dict[str, str] = {}
+    for word in options.variable or ():
+        name, equals, value = word.partition("=")
+        if not equals or not name.isidentifier():
+            raise codes.config_error("import-value", "import", word, error="variable")
+        variables[name] = value
+    launch = options.launch or "0"
+    if not launch.isdecimal() or (options.launch and int(launch) < 1):
+        raise codes.config_error("import-value", "import", launch, error="launch")
+    return Reading(
+        runs=options.run_script or options.run_trusted_script,
+        trusted=options.run_trusted_script,
+        launch=int(launch),
+        variables=variables,
+        arguments=arguments,
+    )
+
+
+def import_words(
+    library: str,
+    sources: Sequence[str],
+    per_node: int = 0,
+    reading: Reading | None = None,
+) -> Imported:
     """Return the converted config of another library.
 
     `library`: name of the other library. `sources`: paths of files, or flags and overrides as they are typed.
-    `per_node`: accelerators of a node; 0: as the original config says. Raises ConfigError for an unknown library, or
-    for sources that cannot be read or converted.
+    `per_node`: accelerators of a node; 0: as the original config says. `reading`: how launch scripts are read; None:
+    as text. Raises ConfigError for an unknown library, or for sources that cannot be read or converted.
     """
     if library not in LIBRARIES:
         near = did_you_mean(library.lower(), LIBRARIES)
@@ -130,7 +180,10 @@ def import_words(library: str, sources: Sequence[str], per_node: int = 0) -> Imp
             error="nothing",
             library=library,
         )
-    return import_settings(library, _settings(library, sources), per_node)
+    settings, notes = _settings(library, sources, reading or Reading())
+    return dataclasses.replace(
+        import_settings(library, settings, per_node), notes=notes
+    )
 
 
 def import_settings(
@@ -148,29 +201,51 @@ def import_settings(
     return LIBRARIES[library](Draft(settings, rules, target), per_node)
 
 
-def _settings(library: str, sources: Sequence[str]) -> list[Setting]:
+def _settings(
+    library: str, sources: Sequence[str], reading: Reading
+) -> tuple[list[Setting], tuple[str, ...]]:
+    """Return the settings of the sources, and lines of text about how launch scripts were read.
+
+    `library`, `sources`, `reading`: as for `import_words`.
+    """
     rules = read_rules(library)
-    # Only libraries with flags have `words_after`.
+    files = [word for word in sources if _is_path(word)]
+    typed_words = [word for word in sources if not _is_path(word)]
+    # Only libraries with flags have `words_after`. Words behind a flag are no files.
     if rules.words_after:
-        file = sources[0] if len(sources) == 1 and _is_path(sources[0]) else ""
-        text = _read(Path(file)) if file else _joined(sources)
-        return read_flags(text, file, rules.words_after, rules.read, rules.spellings)
+        files = [word for word in sources[:1] if _is_path(word)]
+        typed_words = list(sources[len(files) :])
+    scripts = {
+        file: _script(file, reading)
+        for file in files
+        if file.endswith(".sh") or rules.words_after
+    }
+    notes = tuple(note for script in scripts.values() for note in script.notes)
+    if rules.words_after:
+        words = [word for script in scripts.values() for word in script.words]
+        found = flags_of(words, rules.words_after, rules.read, rules.spellings)
+        text = _joined(typed_words)
+        found += read_flags(text, "", rules.words_after, rules.read, rules.spellings)
+        return found, notes
     settings: list[Setting] = []
-    for word in filter(_is_path, sources):
-        text = _read(Path(word))
-        settings += (
-            read_overrides(text, word)
-            if word.endswith(".sh")
-            else _with_defaults(Path(word), text)
-        )
-    return resolved(
-        [
-            *settings,
-            *read_overrides(
-                _joined([word for word in sources if not _is_path(word)]), ""
-            ),
-        ]
-    )
+    for file in files:
+        if file not in scripts:
+            settings += _with_defaults(Path(file), _read(Path(file)))
+            continue
+        config = scripts[file].config
+        if config is not None:
+            settings += _with_defaults(config, _read(config))
+        settings += overrides_of(scripts[file].words)
+    settings += read_overrides(_joined(typed_words), "")
+    return resolved(settings), notes
+
+
+def _script(file: str, reading: Reading) -> Script:
+    """Return what is read of a launch script: by running it, or as text. Raises ConfigError."""
+    text = _read(Path(file))
+    if reading.runs:
+        return ran_script(Path(file), reading)
+    return read_script(text, file, reading)
 
 
 def _with_defaults(file: Path, text: str) -> list[Setting]:
@@ -234,23 +309,31 @@ def _read(path: Path) -> str:
 # ── the result as text ───────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def render_yaml(imported: Imported) -> str:
+def render_yaml(imported: Imported, *, every: bool = True) -> str:
     """Return the text of a YAML file with the converted config.
 
-    Comments above the config are a summary. Comments below the config say what became of each setting.
+    Comments above the config are a summary. Comments below the config say what became of the settings. `every`: whether
+    each setting that has no key has a line of its own; otherwise they are counted by reason.
     """
     return (
         _comment(_head(imported))
         + "\n"
         + to_yaml(imported.config)
         + "\n"
-        + _comment(_body(imported))
+        + _comment(_body(imported, every=every, file=None))
     )
 
 
-def render_report(imported: Imported) -> str:
-    """Return a summary of the import, and what became of each setting, as text without the config."""
-    return "\n".join([*_head(imported), "", *_body(imported)]) + "\n"
+def render_report(
+    imported: Imported, *, every: bool = True, file: str | None = None
+) -> str:
+    """Return a summary of the import, and what became of the settings, as text without the config.
+
+    `every`: whether each setting that has no key has a line of its own. `file`: the file that has all lines; None: no
+    such file.
+    """
+    lines = [*_head(imported), "", *_body(imported, every=every, file=file)]
+    return "\n".join(lines) + "\n"
 
 
 def _head(imported: Imported) -> list[str]:
@@ -271,13 +354,17 @@ def _head(imported: Imported) -> list[str]:
         instead = f" instead of {savings.dedicated}" if savings.saved else ""
         where += f"; {placement.mode}, uses {savings.used}{instead} ({savings.sizes})"
     head = [f"Imported from {imported.library}: {count}.", f"{where}."]
+    head += imported.notes
     if imported.topology.nodes[0].kind == "emulated":
         return head
     return [*head, _NO_MEMORY]
 
 
-def _body(imported: Imported) -> list[str]:
-    """Return lines of text: the problems of the original, then all its settings, grouped by what became of them."""
+def _body(imported: Imported, *, every: bool, file: str | None) -> list[str]:
+    """Return lines of text: the problems of the original, then its settings, grouped by what became of them.
+
+    `every`: whether each setting that has no key has a line of its own. `file`: the file that has all lines.
+    """
     lines: list[str] = []
     if imported.findings:
         lines.append("Does not hold:\n")
@@ -286,10 +373,14 @@ def _body(imported: Imported) -> list[str]:
                 *(f"  {line}" if line else "" for line in problem.render().split("\n")),
                 "",
             ]
-    sections = {
-        title: [_row(r) for r in imported.results if r.outcome == o]
-        for o, (title, _) in _SECTIONS.items()
-    }
+    sections: dict[str, list[tuple[str, str]]] = {}
+    for outcome, (title, _) in _SECTIONS.items():
+        results = [r for r in imported.results if r.outcome == outcome]
+        if outcome == "unmapped" and not every:
+            title = f"{title[:-1]}, by reason ({_details(file)}):"
+            sections[title] = _by_reason(results)
+        else:
+            sections[title] = [_row(result) for result in results]
     sections["Written out, though the original does not have it:"] = list(
         imported.assumed
     )
@@ -299,6 +390,37 @@ def _body(imported: Imported) -> list[str]:
     if imported.missing:
         lines.append("Still to be written before a run: " + ", ".join(imported.missing))
     return "\n".join(lines).rstrip("\n").split("\n")
+
+
+def _details(file: str | None) -> str:
+    if file is None:
+        return "--all has each"
+    return f"{file} has each, as --all"
+
+
+def _by_reason(results: Sequence[MappingResult]) -> list[tuple[str, str]]:
+    """Return at most `_REASONS` table rows for settings that have no key: (how many and which, the reason)."""
+    reasons: dict[str, list[str]] = {}
+    for result in results:
+        reasons.setdefault(result.text, []).append(result.setting.key)
+    ordered = sorted(reasons.items(), key=lambda item: -len(item[1]))
+    shown = ordered if len(ordered) <= _REASONS else ordered[: _REASONS - 1]
+    rows = [(_which(keys), reason) for reason, keys in shown]
+    if rest := ordered[len(shown) :]:
+        keys = [key for _, keys in rest for key in keys]
+        rows.append((_which(keys), f"{len(rest)} other reasons"))
+    return rows
+
+
+def _which(keys: Sequence[str]) -> str:
+    """Return how many settings there are, and the last names of the first ones."""
+    names = list(dict.fromkeys(key.rpartition(".")[2] for key in keys))
+    listed = names[0]
+    for name in names[1:]:
+        if len(listed) + len(name) > _COLUMN - 14:
+            return f"{len(keys)}  {listed}, ..."
+        listed += f", {name}"
+    return f"{len(keys)}  {clipped(listed, _COLUMN - 4)}"
 
 
 def _row(result: MappingResult) -> tuple[str, str]:

@@ -121,6 +121,8 @@ class Imported:
     topology: Topology
     # None if the placement is invalid; `findings` gives the reasons
     layout: Plan | None
+    # How launch scripts were read, in lines of text
+    notes: tuple[str, ...] = ()
 
 
 class Draft:

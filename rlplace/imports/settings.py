@@ -183,16 +183,40 @@ def _evaluate(expression: str, known: Mapping[str, object]) -> object:
     return _NOWHERE
 
 
-def read_overrides(text: str, file: str) -> list[Setting]:
+def override_value(text: str) -> object:
+    """Return the value of the right side of a `key=value` word, as Hydra reads it.
+
+    A text in quotes is this text. `[a, 'b']` is a list. Any other text is a scalar.
+    """
+    if len(text) > 1 and text[0] == text[-1] and text[0] in "'\"":
+        return text[1:-1]
+    if text.startswith("[") and text.endswith("]"):
+        try:
+            value = yaml.safe_load(text)
+        except yaml.YAMLError:
+            return text
+        if isinstance(value, list):
+            return value
+    return scalar(text)
+
+
+def read_overrides(
+    text: str, file: str, variables: Mapping[str, str] | None = None
+) -> list[Setting]:
     """Return the settings in the `key=value` words of a command or script.
 
     A word of any other form becomes a setting without a value. `file`: name of the script; "" for words typed on the
-    command line.
+    command line. `variables`: variables of the environment that a script may use.
     """
+    return overrides_of(words_of(text, file, variables))
+
+
+def overrides_of(words: Iterable[tuple[str, Source]]) -> list[Setting]:
+    """Return the settings in `key=value` words. `words`: (word, where it was written)."""
     settings: list[Setting] = []
-    for word, source in _words_of(text, file):
+    for word, source in words:
         match = _OVERRIDE.fullmatch(word)
-        key, value = (match[2], scalar(match[3])) if match else (word, None)
+        key, value = (match[2], override_value(match[3])) if match else (word, None)
         settings.append(
             Setting(key=key, value=value, written=" ".join(word.split()), source=source)
         )
@@ -205,14 +229,30 @@ def read_flags(
     words_after: Mapping[str, int],
     keys: Iterable[str],
     older: Mapping[str, str],
+    variables: Mapping[str, str] | None = None,
 ) -> list[Setting]:
     """Return the settings in the flags of a command or script, in their order.
 
-    `file`: name of the script; "" for words typed on the command line. `words_after`: flag -> number of words that
-    follow it; 1 for a flag that is not in it. `keys`: known flags; an unknown flag takes all words up to the next flag.
-    `older`: older spelling -> newest spelling. Raises ConfigError if a flag lacks its value.
+    `file`: name of the script; "" for words typed on the command line. `words_after`, `keys`, `older`: as in
+    `flags_of`. `variables`: variables of the environment that a script may use. Raises ConfigError if a flag lacks its
+    value.
     """
-    words = deque(_words_of(text, file))
+    return flags_of(words_of(text, file, variables), words_after, keys, older)
+
+
+def flags_of(
+    written_words: Iterable[tuple[str, Source]],
+    words_after: Mapping[str, int],
+    keys: Iterable[str],
+    older: Mapping[str, str],
+) -> list[Setting]:
+    """Return the settings in flags, in their order.
+
+    `written_words`: (word, where it was written). `words_after`: flag -> number of words that follow it; 1 for a flag
+    that is not in it. `keys`: known flags; an unknown flag takes all words up to the next flag. `older`: older spelling
+    -> newest spelling. Raises ConfigError if a flag lacks its value.
+    """
+    words = deque(written_words)
     known = frozenset(keys)
     settings: list[Setting] = []
     problems: list[Problem] = []
@@ -269,9 +309,12 @@ def _is_flag(word: str) -> bool:
     return word.startswith("--") and len(word) > 2
 
 
-def _words_of(text: str, file: str) -> list[tuple[str, Source]]:
+def words_of(
+    text: str, file: str, variables: Mapping[str, str] | None
+) -> list[tuple[str, Source]]:
     """Return the words of a command or script, each with the place where it was written.
 
+    `file`: name of the script; "" for words typed on the command line. `variables`: variables of the environment.
     Raises ConfigError for a quote that is not closed.
     """
 
@@ -283,7 +326,7 @@ def _words_of(text: str, file: str) -> list[tuple[str, Source]]:
     try:
         return [
             (word.text, source(word.line))
-            for word in entry_words(text, script=bool(file))
+            for word in entry_words(text, script=bool(file), variables=variables)
         ]
     except UnclosedQuote as error:
         got = text.splitlines()[error.line - 1].strip()

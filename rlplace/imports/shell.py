@@ -11,17 +11,17 @@ import ast
 import operator
 import re
 import shlex
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import NamedTuple
+
+from rlplace.imports.branches import Branch, choose_branches
 
 _END = "\x1e"  # marks the end of a command
 _NEWLINE = "\x1f"  # marks a newline in a variable's value, which does not end a line of the text
 _SUBSTITUTION = r"\$\((?:[^()]|\((?:[^()]|\([^()]*\))*\))*\)"
 _QUOTED = rf"'[^']*'|\"(?:\\.|{_SUBSTITUTION}|[^\"\\])*+\""
 _NAME = r"[A-Za-z_]\w*"
-_REFERENCE = (
-    rf"\$(?:{_NAME}|\{{{_NAME}(?:\[[@*]\])?(?::?[-=](?:[^{{}}]|\$\{{[^{{}}]*\}})*)?\}})"
-)
+_REFERENCE = rf"\$(?:{_NAME}|\{{(?:{_NAME}|[0-9])(?:\[[@*]\])?(?::?[-=](?:[^{{}}]|\$\{{[^{{}}]*\}})*)?\}})"
 _ARRAY = rf"\((?:{_QUOTED}|{_SUBSTITUTION}|(?<!\S)#[^\n]*|\\.|[^()'\"\\])*+\)"
 _WORD = rf"(?:{_QUOTED}|{_SUBSTITUTION}|\\.|[^\s;|&()<>'\"\\])*+"
 _ASSIGNMENT = rf"{_NAME}\+?=(?:{_ARRAY}|{_WORD})(?![^\s;|&])"
@@ -39,13 +39,17 @@ _SCRIPT = re.compile(
 _PARTS = re.compile(
     rf"(?P<name>{_NAME})(?P<more>\+?)=(?P<value>{_ARRAY}|{_WORD})", re.DOTALL
 )
-_REFERRED = re.compile(rf"\$\{{?({_NAME})(?:\[[@*]\])?(?::?[-=](.*))?\}}?", re.DOTALL)
+_REFERRED = re.compile(
+    rf"\$\{{?({_NAME}|[0-9])(?:\[[@*]\])?(?::?([-=])(.*))?\}}?", re.DOTALL
+)
 _OPTION = re.compile(r"--|[+~]*[\w.@/]+=")
 _PROGRAM = re.compile(r"(?:\$\(.*\)|[\w./${}-])+\.py", re.DOTALL)
 _IN_QUOTES = re.compile(
     rf"\\(?P<escaped>[$`])|\\.|{_SUBSTITUTION}|(?P<reference>{_REFERENCE})", re.DOTALL
 )
 _UNSPLIT = re.compile(rf"(?:{_SUBSTITUTION}|\S)+")
+# A variable that is set nowhere, and the values of the arguments of a script
+_UNSET = re.compile(rf"\$(?:{_NAME}|\{{{_NAME}\}}|[0-9@*]|\{{[0-9@*]\}})")
 _NAMED = re.compile(rf"\$?\{{?({_NAME})\}}?")
 _OPERATORS: Mapping[type[ast.operator], Callable[[int, int], int]] = {
     ast.Add: operator.add,
@@ -82,14 +86,22 @@ class Word(NamedTuple):
     line: int  # 1-based
 
 
-def entry_words(text: str, *, script: bool = True) -> list[Word]:
+def entry_words(
+    text: str, *, script: bool = True, variables: Mapping[str, str] | None = None
+) -> list[Word]:
     """Return the words after the name of the Python script or module in a shell text, each with its line.
 
     If there are several commands, the one with the most options is used. `script`: True: `name=value` in front of a
-    command sets a variable, as in a script; False: it is an ordinary word. Raises UnclosedQuote.
+    command sets a variable, as in a script; False: it is an ordinary word. `variables`: variables that are set before
+    the text begins. Raises UnclosedQuote.
     """
+    given = variables or {}
+    if script:
+        text, _ = taken_branches(text, given)
     commands = [
-        nested for command in _commands(text, script) for nested in _unpacked(command)
+        nested
+        for command in _commands(text, script, given)
+        for nested in _unpacked(command)
     ]
     if not commands:
         return []
@@ -104,12 +116,48 @@ def entry_words(text: str, *, script: bool = True) -> list[Word]:
     ]
 
 
+def taken_branches(text: str, variables: Mapping[str, str]) -> tuple[str, list[Branch]]:
+    """Return a script with one branch of each `if` and `case`, and what was chosen.
+
+    `variables`: variables that are set before the script begins.
+    """
+
+    def expand(before: str, part: str) -> str | None:
+        values = _Variables(variables)
+        try:
+            values.expand(before, _SCRIPT)
+            words = shlex.split(values.expand(part).replace(_END, " "))
+        except ValueError:
+            return None
+        found = _UNSET.sub("", " ".join(words))
+        if "$" in found or "`" in found:
+            return None
+        return found
+
+    return choose_branches(text, expand)
+
+
+def launch_words(program: str, words: Sequence[str]) -> list[str]:
+    """Return the words after the name of the Python script or module in a command whose words are known.
+
+    `program`: its first word. A command within a quoted word, as in `bash -c "..."`, is read in place of the whole one
+    if it has more options.
+    """
+    text = shlex.join([program, *words])
+    return [word.text for word in entry_words(text, script=False)]
+
+
+def options_in(words: Sequence[str]) -> int:
+    """Return how many words of a command are options, `--name` or `name=value`."""
+    return sum(bool(_OPTION.match(word)) for word in words)
+
+
 def _unpacked(command: list[Word]) -> Iterator[list[Word]]:
     """Yield the command, and the commands that are within its quoted words, as in `bash -c "..."`."""
     yield command
     for word in command:
         if re.search(r"\s--\w", word.text):
-            for inner in _commands(word.text, True):
+            for inner in _commands(word.text, True, {}):
                 yield [Word(w.text, w.line + word.line - 1) for w in inner]
 
 
@@ -131,14 +179,18 @@ def _entry(command: list[Word]) -> int:
     )
 
 
-def _commands(text: str, assigns: bool) -> list[list[Word]]:
+def _commands(
+    text: str, assigns: bool, variables: Mapping[str, str]
+) -> list[list[Word]]:
     """Return the commands of a shell text, each as a list of words.
 
-    `assigns`: whether `name=value` in front of a command sets a variable; if not, it is an ordinary word.
+    `assigns`: whether `name=value` in front of a command sets a variable; if not, it is an ordinary word. `variables`:
+    variables that are set before the text begins.
     """
     commands: list[list[Word]] = []
     line = 1
-    for part in _Variables().expand(text, _SCRIPT if assigns else _TYPED).split(_END):
+    tokens = _SCRIPT if assigns else _TYPED
+    for part in _Variables(variables).expand(text, tokens).split(_END):
         lexer = shlex.shlex(part, posix=True)
         lexer.whitespace_split = True
         lexer.commenters = ""
@@ -153,8 +205,10 @@ def _commands(text: str, assigns: bool) -> list[list[Word]]:
 class _Variables:
     """Holds the variables of a shell text, and replaces them by their values. An array stands for several words."""
 
-    def __init__(self) -> None:
-        self._values: dict[str, list[str]] = {}
+    def __init__(self, variables: Mapping[str, str]) -> None:
+        self._values: dict[str, list[str]] = {
+            name: [value] for name, value in variables.items()
+        }
 
     def expand(self, text: str, tokens: re.Pattern[str] = _TYPED) -> str:
         """Return a shell text with variables replaced, comments removed, and `_END` between commands, ready for shlex.
@@ -245,11 +299,13 @@ class _Variables:
         found = _REFERRED.fullmatch(reference)
         assert found is not None, reference
         name = found[1]
-        default = found[2]
+        default = found[3]
         if name in self._values or default is None:
             words = self._values.get(name)
         else:
             words = self._words(default.removesuffix("}"))
+            if found[2] == "=" and words is not None:
+                self._values[name] = [" ".join(words)]
         return words and [word.replace("\n", _NEWLINE) for word in words]
 
     def _assign(self, text: str) -> None:

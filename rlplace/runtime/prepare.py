@@ -60,8 +60,9 @@ _NOT_PLACING = (
     "faults",
     "memory",
 )
-# Codes of problems with which a job can be planned but not run: missing workers, a missing data set or library.
-PLAN_ONLY = ("plan-only", "no-dataset", "missing-library")
+# Codes of problems with which a job can be planned but not run: missing workers, a missing data set, library or module
+# of a reward function.
+PLAN_ONLY = ("plan-only", "no-dataset", "missing-library", "no-reward-module")
 _OF_MODELS = (
     "vllm-missing",
     "no-model-folder",

@@ -132,7 +132,12 @@ def find_reward(name: str, key: str = "env.rewards") -> RewardFunction:
     `key`: config key, for the error.
     """
     function: RewardFunction = named(
-        name, REWARDS, key=key, code="unknown-reward", noun="reward function"
+        name,
+        REWARDS,
+        key=key,
+        code="unknown-reward",
+        noun="reward function",
+        absent="no-reward-module",
     )
     return function
 

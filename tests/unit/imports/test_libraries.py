@@ -292,6 +292,13 @@ def test_what_does_not_hold_in_the_original_has_a_fix(
     assert spots(imported)["rollout"]
 
 
+def test_a_plan_needs_no_module_of_a_reward_function() -> None:
+    text = ENGINES + "--remote_rm_url rewards/nowhere.py --prompt_data p.jsonl "
+    prepared = prepare(bring("openrlhf", text + "--pretrain org/Llama-3-8b").config)
+    (problem,) = [p for p in prepared.not_run if p.code == "no-reward-module"]
+    assert (problem.key, problem.got) == ("reward.function", "nowhere:reward_func")
+
+
 # ── values ───────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 OFFLOAD = (

@@ -144,12 +144,17 @@ def test_placement_lines_are_kept_as_written() -> None:
 
 
 def test_overrides() -> None:
-    found = read_overrides("a.b=1 +c=[1,2] ~d=x word", "")
+    text = """a.b=1 +c=[1,2] ~d=x word "e=['a', 'b']" "f='1'" g=[a]x "h=[a" """
+    found = read_overrides(text, "")
     assert [(s.key, s.value) for s in found] == [
         ("a.b", 1),
-        ("c", "[1,2]"),
+        ("c", [1, 2]),
         ("d", "x"),
         ("word", None),
+        ("e", ["a", "b"]),
+        ("f", "1"),
+        ("g", "[a]x"),
+        ("h", "[a"),
     ]
 
 

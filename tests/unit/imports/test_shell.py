@@ -80,6 +80,11 @@ def words(text: str, *, script: bool = True) -> list[str]:
         ),
         ('N=${N:-"8"}\npython -m t --a ${N} --b ${M:-${N}}', ["--a", "8", "--b", "8"]),
         ('export A=1 B="x y"\npython -m t --a $A "$B"', ["--a", "1", "x y"]),
+        (
+            ': "${N:=8}"\n: ${M:="x y"}\npython -m t --a $N --b "$M"',
+            ["--a", "8", "--b", "x y"],
+        ),
+        ("python -m t --a ${1:-4} --b ${1}", ["--a", "4", "--b", "${1}"]),
         ("", []),
         ("# nothing but a remark", []),
         ("echo )", []),

@@ -179,7 +179,7 @@ def test_rewards_that_mean_nothing() -> None:
     }
     assert problems(block(rewards=tuple(written.values()))) == [
         ("unknown-reward", "env.rewards[0].name"),
-        ("unknown-reward", "env.rewards[2].name"),
+        ("no-reward-module", "env.rewards[2].name"),
         ("bad-reward-kwargs", "env.rewards[3].kwargs.ignore"),
     ]
     assert problems(block(rewards=(written["fine"], written["fine"]))) == [

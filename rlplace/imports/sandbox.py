@@ -1,0 +1,400 @@
+"""Run a launch script under bash, and record the programs that it would launch, each with its words.
+
+The installed bash runs the script, so variables, conditions, loops and functions mean what they mean in a shell. The
+programs that a launch script ends in (`python3`, `torchrun`, `ray`, ...) are stubs: a stub records its words and ends.
+Of other programs, the script has a few that read and print (`TOOLS`); any other does nothing.
+
+A script is run isolated: in Linux namespaces of its own, without a network, without the files of the machine except
+the libraries of those tools and the folder of the script, and without the environment of the user except HOME and
+USER. What the script writes is in memory, and gone afterwards. Processor time, time, files and memory are limited.
+Where the machine permits no namespaces, only a script that the user trusts is run: it can read and write what the user
+can; its programs, its environment and its limits are the same.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import getpass
+import os
+import shlex
+import shutil
+import signal
+import subprocess
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+from rlplace.codes import config_error
+
+LAUNCHERS = (
+    *("python", "python3", "python3.9", "python3.10", "python3.11", "python3.12"),
+    *("python3.13", "torchrun", "ray", "accelerate", "deepspeed", "trl", "uv", "uvx"),
+    *("mpirun", "srun", "sbatch", "numactl", "nsys", "taskset", "stdbuf"),
+)
+TOOLS = (
+    *("awk", "basename", "bash", "cat", "cut", "date", "dirname", "egrep", "env"),
+    *("expr", "fgrep", "gawk", "grep", "head", "hostname", "id", "ls", "mawk"),
+    *("nohup", "nproc", "paste", "printenv", "readlink", "realpath", "sed", "seq"),
+    *("sort", "stat", "tail", "timeout", "tr", "uname", "uniq", "wc", "whoami"),
+    "xargs",
+)
+# Programs that write; they do nothing where the script is not isolated
+_WRITING = ("chmod", "cp", "ln", "mkdir", "mktemp", "mv", "rm", "tee", "touch")
+# Programs of the set-up of the namespaces
+_SYSTEM = ("mount", "umount", "pivot_root", "unshare", "setpriv")
+_SECONDS = 20  # time of a script
+_SLACK = 10  # time in which the namespaces are set up and taken down
+_LIMITS = "ulimit -t 10 -f 4096 -v 4000000 -n 256"
+_LIMITS_ISOLATED = "ulimit -u 200"
+_MOST_LAUNCHES = 100
+_NAMESPACES = ("user", "mount", "net", "pid", "ipc", "uts", "fork", "kill-child")
+_LIBRARIES = ("/lib", "/lib64", "/lib32", "/usr/lib", "/usr/lib64", "/usr/lib32")
+_END = b"\ncode "  # before the last line of what _RUN prints
+_PROJECT = (".git", "pyproject.toml", "setup.py", "setup.cfg")
+
+# Records its folder, its name and its words, each ended by a NUL
+_STUB = """#!{bash}
+set -- "${{0##*/}}" "$@"
+files=({log}/launch.*)
+[ "${{#files[@]}}" -gt {most} ] && exit 0
+printf '%s\\0' "$PWD" "$@" > "{log}/launch.$(printf %s "${{EPOCHREALTIME/[.,]/}}").$$"
+exit 0
+"""
+_NOTHING = "#!{bash}\nexit 0\n"
+_PASSES = '#!{bash}\nwhile [ "${{1#-}}" != "$1" ]; do shift; done\nexec "$@"\n'
+# Bash reads it before each script: programs, files and folders that are not there end no script
+_BEFORE = """command_not_found_handle() {{ printf '%s\\n' "$1" >> {log}/unknown; }}
+cd() {{ builtin cd "$@" 2> /dev/null || printf '%s\\n' "cd $*" >> {log}/unknown; }}
+source() {{
+  if [ -r "$1" ]; then builtin source "$@"; else printf '%s\\n' "source $1" >> {log}/unknown; fi
+}}
+. () {{ source "$@"; }}
+export -f command_not_found_handle cd source
+"""
+# Runs the script, and then prints what was recorded, each file behind its name and size
+_RUN = """exec 3>&1
+cd {folder}
+(
+  {limits}
+  exec timeout -s KILL {seconds} {bash} {script} {words} > /dev/null 2> {log}/said < /dev/null 3>&-
+)
+code=$?
+for file in {log}/launch.* {log}/unknown {log}/said; do
+  [ -f "$file" ] || continue
+  printf '%s %s\\n' "${{file##*/}}" "$(wc -c < "$file")" >&3
+  cat "$file" >&3
+done
+printf '\\ncode %s\\n' "$code" >&3
+"""
+# Makes a root with nothing but the tools, the libraries and the folder of the script, and runs _RUN in it
+_ISOLATE = """set -e
+mount -t tmpfs -o size=96m,mode=755 tmpfs {root}
+cd {root}
+mkdir -p usr/bin usr/local tmp dev proc etc .old .up .work .log .system
+ln -s usr/bin bin
+ln -s usr/bin sbin
+ln -s ../bin usr/local/bin
+cp {bin}/* usr/bin/
+cp {copies} usr/bin/
+cp {system} .system/
+cp {before} .before
+cp {run} .run
+printf '%s:x:0:0::%s:/bin/bash\\n' {user} {home} > etc/passwd
+for folder in {libraries}; do
+  if [ -L "$folder" ]; then
+    ln -s "$(readlink "$folder")" ".$folder"
+  elif [ -d "$folder" ]; then
+    mkdir -p ".$folder"
+    mount --bind "$folder" ".$folder"
+    mount -o remount,bind,ro ".$folder"
+    if [ -w ".$folder" ]; then exit 97; fi
+  fi
+done
+for device in null zero urandom; do
+  touch "dev/$device"
+  mount --bind "/dev/$device" "dev/$device"
+done
+mount -t proc proc proc || true
+ln -s /proc/self/fd dev/fd
+ln -s /proc/self/fd/2 dev/stderr
+ln -s /proc/self/fd/1 dev/stdout
+mkdir -p .{project} .{home}
+if ! mount -t overlay overlay -o lowerdir={project},upperdir=.up,workdir=.work .{project} 2> /dev/null; then
+  mount --bind {project} .{project}
+  mount -o remount,bind,ro .{project}
+  if [ -w .{project} ]; then exit 97; fi
+fi
+mkdir -p .{home}
+pivot_root . .old
+PATH=/usr/bin
+/.system/umount -l /.old
+cd /
+exec {command}
+"""
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Launch:
+    """A program that a script would launch.
+
+    `program`: its name, such as python3. `words`: the words behind the name. `folder`: the working directory.
+    """
+
+    program: str
+    words: tuple[str, ...]
+    folder: str
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Ran:
+    """The result of a run of a script.
+
+    `launches`: what it would launch, in order. `unknown`: programs, files and folders that it asks for and that are
+    not there. `code`: its exit code. `said`: its error output. `isolated`: whether it was isolated.
+    """
+
+    launches: tuple[Launch, ...]
+    unknown: tuple[str, ...]
+    code: int
+    said: str
+    isolated: bool
+
+
+def run_script(
+    script: Path,
+    words: Sequence[str] = (),
+    variables: Mapping[str, str] | None = None,
+    *,
+    trusted: bool = False,
+) -> Ran:
+    """Run a launch script under bash, with stubs for what it launches.
+
+    `words`: arguments of the script. `variables`: environment variables that it has besides HOME and USER. `trusted`:
+    whether it is run without isolation. Raises ConfigError if the machine has no bash, or cannot isolate the script.
+    """
+    script = script.resolve()
+    tools = _found(*TOOLS, *_WRITING)
+    if "bash" not in tools:
+        raise config_error("import-script", "import", str(script), error="no-bash")
+    home = os.path.expanduser("~")
+    environment = {
+        "HOME": home,
+        "USER": _user(),
+        "LOGNAME": _user(),
+        "LANG": "C.UTF-8",
+        "TERM": "dumb",
+        "SHELL": "/bin/bash",
+        **(variables or {}),
+    }
+    with tempfile.TemporaryDirectory(prefix="rlplace-import-") as name:
+        place = Path(name)
+        if trusted:
+            said = _run_trusted(place, script, words, environment, tools)
+            return _result(said, isolated=False, home=(str(place / "home"), home))
+        said = _run_isolated(place, script, words, environment, tools)
+        return _result(said, isolated=True)
+
+
+def _user() -> str:
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):
+        return "user"
+
+
+def _found(*names: str) -> dict[str, str]:
+    """Return program -> path, for each program that the machine has."""
+    folders = f"{os.environ.get('PATH', '')}:/usr/bin:/bin:/usr/sbin:/sbin"
+    paths = {name: shutil.which(name, path=folders) for name in names}
+    return {name: path for name, path in paths.items() if path is not None}
+
+
+def project_of(script: Path) -> Path:
+    """Return the folder of the project that a script belongs to; without one, the folder of the script."""
+    for folder in script.parents:
+        if any((folder / mark).exists() for mark in _PROJECT):
+            return folder
+    return script.parent
+
+
+def _start(script: Path, project: Path) -> Path:
+    """Return the folder in which a script is run: the working directory if it is in the project, else the project."""
+    here = Path.cwd()
+    if here == project or project in here.parents:
+        return here
+    return project
+
+
+def _write_programs(place: Path, bash: str, log: str, nothing: Sequence[str]) -> None:
+    """Write the stubs into the folder `bin`, and what bash reads before each script.
+
+    `place`: the folder of all files. `bash`: path of bash for the stubs. `log`: folder of the records. `nothing`:
+    programs that do nothing.
+    """
+    folder = place / "bin"
+    folder.mkdir()
+    facts = {"bash": bash, "log": log, "most": _MOST_LAUNCHES}
+    programs = dict.fromkeys(LAUNCHERS, _STUB)
+    programs |= dict.fromkeys(("sleep", *nothing), _NOTHING)
+    programs["sudo"] = _PASSES
+    for program, text in programs.items():
+        file = folder / program
+        file.write_text(text.format(**facts), encoding="utf-8")
+        file.chmod(0o755)
+    before = _BEFORE.format(**facts)
+    (place / "before").write_text(before, encoding="utf-8")
+
+
+def _run_trusted(
+    place: Path,
+    script: Path,
+    words: Sequence[str],
+    environment: dict[str, str],
+    tools: Mapping[str, str],
+) -> bytes:
+    """Run a script without isolation, and return what _RUN prints."""
+    log = place / "log"
+    log.mkdir()
+    (place / "home").mkdir()
+    _write_programs(place, tools["bash"], str(log), _WRITING)
+    for tool, path in tools.items():
+        if tool not in _WRITING:
+            (place / "bin" / tool).symlink_to(path)
+    (place / "bin" / "sh").symlink_to(tools["bash"])
+    run = place / "run"
+    text = _RUN.format(
+        folder=shlex.quote(str(_start(script, project_of(script)))),
+        limits=_LIMITS,
+        seconds=_SECONDS,
+        bash=tools["bash"],
+        script=shlex.quote(str(script)),
+        words=shlex.join(words),
+        log=log,
+    )
+    run.write_text(text, encoding="utf-8")
+    environment |= {"HOME": str(place / "home"), "BASH_ENV": str(place / "before")}
+    command = [tools["bash"], str(run)]
+    return _answer(command, str(place / "bin"), environment)[0]
+
+
+def _run_isolated(
+    place: Path,
+    script: Path,
+    words: Sequence[str],
+    environment: dict[str, str],
+    tools: Mapping[str, str],
+) -> bytes:
+    """Run a script in namespaces of its own, and return what _RUN prints."""
+    system = _found(*_SYSTEM)
+    absent = [name for name in _SYSTEM if name not in system and name != "setpriv"]
+    if absent or not os.path.isdir("/proc/self/ns"):
+        raise _no_isolation(script, f"this machine has no {absent or 'namespaces'}")
+    _write_programs(place, "/usr/bin/bash", "/.log", ())
+    (place / "root").mkdir()
+    (place / "bin" / "sh").write_bytes(Path(tools["bash"]).read_bytes())
+    (place / "bin" / "sh").chmod(0o755)
+    project = project_of(script)
+    text = _RUN.format(
+        folder=shlex.quote(str(_start(script, project))),
+        limits=f"{_LIMITS}; {_LIMITS_ISOLATED}",
+        seconds=_SECONDS,
+        bash="/usr/bin/bash",
+        script=shlex.quote(str(script)),
+        words=shlex.join(words),
+        log="/.log",
+    )
+    (place / "run").write_text(text, encoding="utf-8")
+    variables = {"PATH": "/usr/bin", "BASH_ENV": "/.before"} | environment
+    inner = ["/usr/bin/env", "-i", *(f"{k}={v}" for k, v in variables.items())]
+    if "setpriv" in system:
+        inner += ["/.system/setpriv", "--no-new-privs"]
+        inner += ["--bounding-set=-all", "--inh-caps=-all"]
+    setup = _ISOLATE.format(
+        root=place / "root",
+        bin=place / "bin",
+        before=place / "before",
+        run=place / "run",
+        copies=shlex.join(tools.values()),
+        system=shlex.join(system.values()),
+        user=shlex.quote(environment["USER"]),
+        home=shlex.quote(environment["HOME"]),
+        project=shlex.quote(str(project)),
+        libraries=" ".join(_LIBRARIES),
+        command=shlex.join([*inner, "/usr/bin/bash", "/.run"]),
+    )
+    (place / "setup").write_text(setup, encoding="utf-8")
+    command = [system["unshare"], "--map-root-user"]
+    command += [f"--{name}" for name in _NAMESPACES]
+    path = f"{os.environ.get('PATH', '')}:/usr/bin:/bin:/usr/sbin:/sbin"
+    said, error = _answer([*command, tools["bash"], str(place / "setup")], path)
+    if _END not in said:
+        reason = error.decode(errors="replace").strip().rpartition("\n")[2]
+        raise _no_isolation(script, reason or "namespaces cannot be set up")
+    return said
+
+
+def _no_isolation(script: Path, reason: str) -> Exception:
+    return config_error(
+        "import-script", "import", str(script), error="no-isolation", reason=reason
+    )
+
+
+def _answer(
+    command: Sequence[str], path: str, environment: Mapping[str, str] | None = None
+) -> tuple[bytes, bytes]:
+    """Run a command and return its output and its error output. If it takes too long, its processes are ended.
+
+    `path`: the programs that it finds. `environment`: its other environment variables.
+    """
+    with subprocess.Popen(
+        command,
+        env={**(environment or {}), "PATH": path},
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        start_new_session=True,
+    ) as process:
+        try:
+            return process.communicate(timeout=_SECONDS + _SLACK)
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)
+            return process.communicate()
+
+
+def _result(said: bytes, *, isolated: bool, home: tuple[str, str] = ("", "")) -> Ran:
+    """Return the result that the output of _RUN describes.
+
+    `isolated`: whether the script was isolated. `home`: the empty folder that was HOME, and what HOME is outside.
+    """
+    launches: list[Launch] = []
+    unknown: tuple[str, ...] = ()
+    errors = ""
+    for name, content in _files(said):
+        if name.startswith("launch."):
+            folder, program, *words = content.decode(errors="replace").split("\0")[:-1]
+            if home[0]:
+                words = [word.replace(*home) for word in words]
+            launches.append(Launch(program=program, words=tuple(words), folder=folder))
+        elif name == "unknown":
+            unknown = tuple(dict.fromkeys(content.decode(errors="replace").split("\n")))
+        elif name == "said":
+            errors = content.decode(errors="replace")
+    code = said.rpartition(_END)[2].strip()
+    return Ran(
+        launches=tuple(launches),
+        unknown=tuple(filter(None, unknown)),
+        code=int(code) if code.isdigit() else 1,
+        said=errors.strip(),
+        isolated=isolated,
+    )
+
+
+def _files(said: bytes) -> Iterator[tuple[str, bytes]]:
+    """Yield (name, content) for each file that the output of _RUN has."""
+    at = 0
+    while (end := said.find(b"\n", at)) >= 0:
+        name, _, size = said[at:end].decode(errors="replace").partition(" ")
+        if name == "code" or not size.strip().isdigit():
+            return
+        at = end + 1 + int(size)
+        yield name, said[end + 1 : at]

@@ -28,6 +28,7 @@ from rlplace.imports.importer import (
     Outcome,
 )
 from rlplace.imports.libraries import LIBRARIES, simulated
+from rlplace.imports.nemo_rl import read_chain
 from rlplace.imports.rules import read_rules
 from rlplace.imports.scripts import Reading, Script, ran_script, read_script
 from rlplace.imports.settings import (
@@ -230,14 +231,22 @@ def _settings(
     settings: list[Setting] = []
     for file in files:
         if file not in scripts:
-            settings += _with_defaults(Path(file), _read(Path(file)))
+            settings += _of_yaml(library, Path(file))
             continue
         config = scripts[file].config
         if config is not None:
-            settings += _with_defaults(config, _read(config))
+            settings += _of_yaml(library, config)
         settings += overrides_of(scripts[file].words)
     settings += read_overrides(_joined(typed_words), "")
     return resolved(settings), notes
+
+
+def _of_yaml(library: str, file: Path) -> list[Setting]:
+    """Return the settings of a YAML file and of the files that it includes, as the library merges them."""
+    text = _read(file)
+    if library == "nemo_rl":
+        return read_chain(file)
+    return _with_defaults(file, text)
 
 
 def _script(file: str, reading: Reading) -> Script:

@@ -13,6 +13,7 @@ import dataclasses
 import difflib
 import math
 import os
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
@@ -257,6 +258,24 @@ class Draft:
             "algorithm.tis_cap: null",
             "the engine's rounding is not corrected there unless it is asked for",
         )
+
+    def without_references(self, value: object, key: str) -> object:
+        """Return a text or list of texts in which each `${NAME}` is written `$NAME`.
+
+        In the converted config, `${NAME}` would be a reference to another key. If a variable is left, a run needs its
+        value, which is reported. `key`: the setting that has the value.
+        """
+        if isinstance(value, list):
+            return [self.without_references(item, key) for item in value]
+        if not isinstance(value, str) or "$" not in value:
+            return value
+        text = re.sub(r"\$\{(\w+)\}", r"$\1", value)
+        for name in dict.fromkeys(re.findall(r"\$\w+", text)):
+            self.assume(
+                name,
+                f"a variable that is set nowhere: {key} has it; write it before a run",
+            )
+        return text
 
     def set(self, key: str, value: object) -> None:
         assert self.has_key(PLACEMENT if key.startswith(f"{PLACEMENT}.") else key), (

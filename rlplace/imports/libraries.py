@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from rlplace.config.keys import PLACEMENT
 from rlplace.errors import did_you_mean, suggestion
 from rlplace.imports.importer import ROLES, Draft, Imported, finish
+from rlplace.imports.nemo_rl import import_nemo_rl
 from rlplace.imports.openrlhf import import_openrlhf
 from rlplace.imports.placing import Allocation, place_by_size
 from rlplace.imports.settings import Setting
@@ -35,6 +36,7 @@ _RLINF_TASKS = (
     "coding",
 )
 _RLINF_SIMULATED = ("actor", "env", "rollout")  # components of a job with simulators
+_NO_BOUND = 0.99  # of a ratio below, where there is none
 _RLINF_TENSOR = "rollout.tensor_parallel_size"
 
 
@@ -287,6 +289,7 @@ def _rlinf_offloads(draft: Draft) -> dict[str, bool]:
 _VERL = "actor_rollout_ref."
 _VERL_MODE = f"{_VERL}actor.policy_loss.loss_mode"
 _VERL_TENSOR = f"{_VERL}rollout.tensor_model_parallel_size"
+_VERL_BATCH = f"{_VERL}actor.ppo_mini_batch_size"
 
 
 def import_verl(draft: Draft, per_node: int) -> Imported:
@@ -313,6 +316,7 @@ def import_verl(draft: Draft, per_node: int) -> Imported:
             pool.share(component, "actor", total)
     pool.copies["rollout"] = tensor = draft.count(_VERL_TENSOR, 2, 1)
     pool.check_engines(_VERL_TENSOR, tensor, total)
+    _place_verl_engines(draft, pool, tensor)
     actor, reference = (_ulysses(f"{_VERL}{block}") for block in ("actor.", "ref."))
     # The reference has the setting of the actor, unless it has its own
     blocks = {
@@ -352,6 +356,11 @@ def import_verl(draft: Draft, per_node: int) -> Imported:
         draft.implied(
             "there, the loss of cispo has no dual clip", f"{_VERL}actor.clip_ratio_c"
         )
+        # A weight has no bound below there
+        low = f"{_VERL}actor.clip_ratio_low"
+        if draft.number(low, 0.2) >= 1:
+            draft.set("algorithm.clip_ratio_low", _NO_BOUND)
+            draft.becomes(low, "algorithm.clip_ratio_low")
     _set_verl_prompts(draft)
     _set_verl_correction(draft)
     draft.apply_rules()
@@ -369,6 +378,39 @@ def import_verl(draft: Draft, per_node: int) -> Imported:
     return finish(
         draft, topology, {c: leaves for c, leaves in offload.items() if c in pool.where}
     )
+
+
+def _place_verl_engines(draft: Draft, pool: Allocation, tensor: int) -> None:
+    """Place the engines on accelerators of their own, if verl's recipe for asynchronous training gives them some.
+
+    In such a recipe an iteration has the prompts of a few optimizer steps, and answers may be as old as the recipe
+    says. `tensor`: accelerators of an engine.
+    """
+    nodes = "rollout.nnodes"
+    each = "rollout.n_gpus_per_node"
+    if nodes not in draft.given and each not in draft.given:
+        return
+    size = draft.count(each, 8, 1) * draft.count(nodes, 1, 1)
+    pool.take("rollout", size - size % tensor or size, tensor if size >= tensor else 1)
+    draft.becomes(nodes, f"{PLACEMENT}.rollout")
+    draft.becomes(each, f"{PLACEMENT}.rollout")
+    stale = "async_training.staleness_threshold"
+    batches = "async_training.require_batches"
+    asynchronous = any(s.key.startswith("async_training.") for s in draft.settings)
+    # A share of an iteration's samples that may be of the version before
+    if not asynchronous or draft.number(stale, 0.0) > 0:
+        draft.derive("algorithm.max_staleness", 1, stale)
+    if not asynchronous:
+        draft.assume("algorithm.max_staleness: 1", "one step off policy, as there")
+        return
+    prompts = draft.count(_VERL_BATCH, 256, 1) * draft.count(batches, 1, 1)
+    draft.set("algorithm.prompts", prompts)
+    draft.becomes(batches, "algorithm.prompts")
+    draft.assume(
+        f"algorithm.prompts: {prompts}",
+        "ppo_mini_batch_size x require_batches: an update there has no other batch",
+    )
+    draft.unmapped("the trainer waits for whole batches there", "data.train_batch_size")
 
 
 def _set_verl_correction(draft: Draft) -> None:
@@ -415,12 +457,13 @@ def _set_verl_prompts(draft: Draft) -> None:
     """
     paths = {key: draft.value(f"data.{key}_files") for key in ("train", "val")}
     files = {
-        k: [*v] if isinstance(v, tuple | list) else v
-        for k, v in paths.items()
-        if v and "$" not in str(v)
+        k: [*v] if isinstance(v, tuple | list) else v for k, v in paths.items() if v
     }
     if "train" not in files:
         return
+    files = {
+        k: draft.without_references(v, f"data.{k}_files") for k, v in files.items()
+    }
     draft.set(f"{PLACEMENT}.env", "cpu")
     draft.assume(
         f"{PLACEMENT}.env: cpu",
@@ -500,6 +543,8 @@ def _both_offload(draft: Draft, block: str, component: str) -> bool:
     moved = [draft.has(key) for key in keys]
     for key in keys:
         draft.becomes(key, f"{component}.enable_offload")
+    if not any(moved):
+        draft.implied("stays where it is, as here unless asked", *keys)
     if any(moved) and not all(moved):
         draft.unset(f"{component}.enable_offload")
         draft.unmapped(
@@ -715,6 +760,10 @@ def import_roll(draft: Draft, per_node: int) -> Imported:
             _ROLL_STEPS,
         )
         draft.becomes(_ROLL_BATCH, "actor.micro_batch", "algorithm.train_batch")
+    if draft.has("dual_clip_loss"):
+        # The bound is a function of the clip there
+        bound = round(1 + 2 * draft.number("pg_clip", 0.2), 6)
+        draft.derive("algorithm.dual_clip", bound, "dual_clip_loss")
     draft.apply_rules()
     draft.assume("enable_offload: true of all", "states leave after every step there")
     return finish(draft, topology, dict.fromkeys(pool.where, True))
@@ -788,6 +837,8 @@ def _device_numbers(node: ast.expr) -> list[int]:
 _AREAL_PART = re.compile(
     r"(?:([a-z]+)(?:\[(\w+)\])?:)?\(?(?:attn:)?((?:[dptce][1-9][0-9]*)+)(?:\|ffn:[^)]*)?\)?"
 )
+_AREAL_REJECTION = ("metric", "upper", "lower", "level", "action")
+_NO_CAP = 1e6  # of a weight, where there is none
 _AREAL_BESIDE = r"(?![^()]*\))"  # not inside brackets
 
 
@@ -831,6 +882,12 @@ def import_areal(draft: Draft, per_node: int) -> Imported:
             pool.tokens |= {name: sizes.get("c", 1)} if name != "rollout" else {}
     for component, key in (("critic", "critic"), ("reference", "ref")):
         written = any(s.key.startswith(f"{key}.") for s in draft.settings)
+        # The reference is made where the KL has a weight
+        if component == "reference" and draft.number("actor.kl_ctl", 0.1) <= 0:
+            draft.implied(
+                "there is no reference while actor.kl_ctl is 0", f"{key}.path"
+            )
+            continue
         if written and component not in pool.where and "actor" in pool.where:
             if draft.value(f"{key}.scheduling_strategy.type") in (None, "colocation"):
                 pool.share(component, "actor", len(pool.where["actor"]))
@@ -849,9 +906,10 @@ def import_areal(draft: Draft, per_node: int) -> Imported:
             used=used,
             there=nodes * width,
         )
+    _set_areal_correction(draft)
+    _set_areal_norms(draft)
+    _set_areal_warmup(draft)
     draft.apply_rules()
-    if not draft.has("actor.use_decoupled_loss"):
-        draft.leave_uncorrected()
     draft.set("algorithm.loss", "token")
     draft.assume(
         "algorithm.loss: token",
@@ -860,6 +918,80 @@ def import_areal(draft: Draft, per_node: int) -> Imported:
     return finish(
         draft, topology, dict.fromkeys(pool.where, draft.has("enable_offload"))
     )
+
+
+def _set_areal_correction(draft: Draft) -> None:
+    """Write how samples of older versions and of the engine are weighed, and which are left out.
+
+    AReaL weighs them only with `use_decoupled_loss`; what is above a bound is left out (mask) or cut (clamp).
+    """
+    switch = "actor.use_decoupled_loss"
+    block = "actor.rejection_sampling."
+    cap, mode = "actor.behave_imp_weight_cap", "actor.behave_imp_weight_mode"
+    ours = ("algorithm.tis_cap", "algorithm.tis_above", "algorithm.tis_level")
+    if not draft.has(switch):
+        draft.leave_uncorrected()
+        draft.implied(
+            "without use_decoupled_loss, nothing is weighed", switch, cap, mode
+        )
+        return
+    upper = draft.value(f"{block}upper", draft.value(cap))
+    if draft.value(f"{block}metric", "ratio") != "ratio" or not _is_number(upper):
+        draft.set("algorithm.tis_cap", _NO_CAP)
+        draft.assume(
+            f"algorithm.tis_cap: {_NO_CAP:g}", "weights have no cap there by a ratio"
+        )
+        draft.becomes(switch, "algorithm.tis_cap")
+        return
+    level, _, action = str(draft.value(mode, "token_mask")).partition("_")
+    action = {"truncate": "clamp"}.get(action, action)
+    action = str(draft.value(f"{block}action", action))
+    level = str(draft.value(f"{block}level", level))
+    draft.set("algorithm.tis_cap", upper)
+    draft.set("algorithm.tis_above", "drop" if action == "mask" else "cap")
+    if level == "sequence":
+        draft.set("algorithm.tis_level", level)
+    if _is_number(floor := draft.value(f"{block}lower")):
+        draft.set("algorithm.tis_floor", floor)
+    for key in (switch, cap, mode, *(f"{block}{k}" for k in _AREAL_REJECTION)):
+        draft.becomes(key, *ours)
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and value > 0
+
+
+def _set_areal_norms(draft: Draft) -> None:
+    """Write whether advantages are normalized, and the algorithm whose advantages those of a group are."""
+    block = "actor.adv_norm."
+    levels = [draft.value(f"{block}{part}_level", "batch") for part in ("mean", "std")]
+    written = any(s.key.startswith(block) for s in draft.settings)
+    if written and levels == ["batch", "batch"]:
+        draft.set("algorithm.normalize_advantages", True)
+        for part in ("mean", "std"):
+            draft.becomes(f"{block}{part}_level", "algorithm.normalize_advantages")
+    elif not written:
+        draft.set("algorithm.normalize_advantages", False)
+        draft.assume(
+            "algorithm.normalize_advantages: false", "there is no actor.adv_norm"
+        )
+
+
+def _set_areal_warmup(draft: Draft) -> None:
+    """Write the steps of the warm-up, which AReaL gives as a share of all steps."""
+    total = draft.count("total_train_steps", 0)
+    for model in ("actor", "critic"):
+        key = f"{model}.optimizer.warmup_steps_proportion"
+        if key not in draft.given or model not in draft.placed:
+            continue
+        share = draft.number(key, 0.0)
+        if not total and share:
+            draft.unmapped(
+                "a share of all steps, and runner.total_iterations is not known", key
+            )
+            continue
+        steps = int(share * total) * draft.count("actor.ppo_n_minibatches", 4, 1)
+        draft.derive(f"{model}.optimizer.warmup_steps", steps, key)
 
 
 def _areal_component(backend: str | None, name: str | None, actor_placed: bool) -> str:
@@ -885,4 +1017,5 @@ LIBRARIES: Mapping[str, Callable[[Draft, int], Imported]] = {
     "roll": import_roll,
     "skyrl": import_skyrl,
     "areal": import_areal,
+    "nemo_rl": import_nemo_rl,
 }

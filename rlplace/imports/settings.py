@@ -32,7 +32,11 @@ _LARGEST = 2**63  # limit for computed numbers
 _LONGEST_CHAIN = 100  # most references in a chain; OmegaConf allows fewer
 _NOWHERE: object = object()  # result of an expression that cannot be resolved
 _RESOLVERS: Mapping[str, Callable[[Any, Any], object]] = {
+    "add": operator.add,
     "multiply": operator.mul,
+    "mul": operator.mul,
+    "div": operator.truediv,
+    "max": max,
     "subtract": operator.sub,
     "int_div": operator.floordiv,
 }
@@ -116,7 +120,7 @@ def resolved(settings: Sequence[Setting]) -> list[Setting]:
 
     If a key is given twice, its last value is used.
     """
-    given = {setting.key: setting.value for setting in settings}
+    given = {s.key: _absolute(s.value, s.key) for s in settings}
     known = dict.fromkeys(given, _NOWHERE)
     # Each round resolves the settings that refer to resolved ones.
     for _ in range(_LONGEST_CHAIN):
@@ -127,12 +131,24 @@ def resolved(settings: Sequence[Setting]) -> list[Setting]:
         }
     found: list[Setting] = []
     for setting in settings:
-        value = _expand(setting.value, known)
+        value = _expand(_absolute(setting.value, setting.key), known)
         value = setting.value if value is _NOWHERE else value
         if isinstance(value, str) and not setting.key.startswith(f"{PLACEMENT}."):
             value = scalar(value)
         found.append(dataclasses.replace(setting, value=value))
     return found
+
+
+def _absolute(value: object, key: str) -> object:
+    """Return a value in which each relative reference, `${.a}` or `${..a}`, names a whole key. `key`: the value's."""
+
+    def absolute(match: re.Match[str]) -> str:
+        parents = key.split(".")[: -len(match[1])]
+        return "${" + ".".join([*parents, match[2]])
+
+    if not isinstance(value, str) or "${." not in value:
+        return value
+    return re.sub(r"\$\{(\.+)(\w[\w.]*)", absolute, value)
 
 
 def _expand(value: object, known: Mapping[str, object]) -> object:
@@ -175,7 +191,7 @@ def _evaluate(expression: str, known: Mapping[str, object]) -> object:
         case "not", [value]:
             return not value
         case _, [int() | float() as a, int() | float() as b] if name in _RESOLVERS and (
-            b or name != "int_div"
+            b or name not in ("int_div", "div")
         ):
             if max(abs(a), abs(b)) < _LARGEST:
                 return _RESOLVERS[name](a, b)

@@ -356,7 +356,7 @@ BOTH = "'allocation_mode=sglang[rollout]:d8|fsdp[actor]:d8' enable_offload=true 
         (
             "areal",
             "allocation_mode=sglang:d4+fsdp:d4 actor.use_decoupled_loss=true",
-            {"algorithm.tis_cap": {}},
+            {"algorithm.tis_cap": 1e6},
         ),
         (
             "verl",
@@ -1133,7 +1133,10 @@ def test_the_files_of_verl_become_a_task_and_its_overlong_buffer_a_reward() -> N
     unknown = import_words(
         "verl", ["data.train_files=$HOME/a.parquet algorithm.adv_estimator=grpo"], 8
     )
-    assert at(unknown, "env") == {}
+    assert at(unknown, "env.kwargs.path") == "$HOME/a.parquet"
+    assert ("$HOME" in dict(unknown.assumed)) and at(unknown, "env.rewards")
+    braces = import_words("verl", ["data.train_files=['${D}/a', '${D}/b']"], 8)
+    assert at(braces, "env.kwargs.path") == ["$D/a", "$D/b"]
     model = import_words(
         "verl", [f"{files}reward_model.enable=true reward_model.model.path=some/rm"], 8
     )

@@ -29,7 +29,7 @@ from rlplace.imports.importer import (
 )
 from rlplace.imports.libraries import LIBRARIES, simulated
 from rlplace.imports.nemo_rl import read_chain
-from rlplace.imports.rules import read_rules
+from rlplace.imports.rules import Rules, read_rules
 from rlplace.imports.scripts import Reading, Script, ran_script, read_script
 from rlplace.imports.settings import (
     Setting,
@@ -41,7 +41,9 @@ from rlplace.imports.settings import (
     read_yaml,
     resolved,
 )
+from rlplace.imports.shell import command_words
 from rlplace.imports.tiny import shrink
+from rlplace.imports.trl import accelerate_settings, docstring_of, read_python
 from rlplace.tables import indented, table
 from rlplace.units import clipped, counted
 
@@ -52,6 +54,7 @@ _NO_MEMORY = (
     "cluster.accelerator.memory=80GiB or the like."
 )
 _COLUMN = 52  # largest width of the first column
+_FEW = 8  # arguments in the code of a script that has its own from the command line
 _REASONS = 10  # lines of settings that have no key
 # Title of each section, and the noun for counting
 _SECTIONS: Mapping[Outcome, tuple[str, str]] = {
@@ -213,6 +216,8 @@ def _settings(
     files = [word for word in sources if _is_path(word)]
     typed_words = [word for word in sources if not _is_path(word)]
     # Only libraries with flags have `words_after`. Words behind a flag are no files.
+    if library == "trl" and files and not files[0].endswith(".sh"):
+        return _of_trl(files, typed_words, rules)
     if rules.words_after:
         files = [word for word in sources[:1] if _is_path(word)]
         typed_words = list(sources[len(files) :])
@@ -239,6 +244,46 @@ def _settings(
         settings += overrides_of(scripts[file].words)
     settings += read_overrides(_joined(typed_words), "")
     return resolved(settings), notes
+
+
+def _of_trl(
+    files: Sequence[str], typed_words: Sequence[str], rules: Rules
+) -> tuple[list[Setting], tuple[str, ...]]:
+    """Return the settings of Python scripts and YAML files of TRL, and lines of text about how they were read.
+
+    `typed_words`: flags, which count more.
+    """
+    settings: list[Setting] = []
+    notes: list[str] = []
+
+    def flags(text: str) -> list[Setting]:
+        return read_flags(text, "", rules.words_after, rules.read, rules.spellings)
+
+    for file in files:
+        text = _read(Path(file))
+        if not file.endswith(".py"):
+            settings += read_yaml(text, file)
+            continue
+        found = read_python(text, file)
+        command = docstring_of(text)
+        # A script without arguments in its code has them from its command line
+        if typed_words or len(found) > _FEW or "--" not in command:
+            notes.append(
+                "The script was parsed and not run; values that are no constants are left out."
+            )
+        else:
+            notes.append(
+                "Its arguments are those of the command in its docstring; the script was not run."
+            )
+            words = [word for line in command_words(command) for word in line]
+            settings += accelerate_settings(words, Path(file).parent)
+            settings += flags(shlex.join(words))
+        # What the code takes from the command line is no value of its own
+        given = {setting.key for setting in settings}
+        settings += [s for s in found if s.value is not None or s.key not in given]
+    if typed_words:
+        settings += flags(_joined(typed_words))
+    return settings, tuple(notes)
 
 
 def _of_yaml(library: str, file: Path) -> list[Setting]:

@@ -17,6 +17,7 @@ from rlplace.imports.nemo_rl import import_nemo_rl
 from rlplace.imports.openrlhf import import_openrlhf
 from rlplace.imports.placing import Allocation, place_by_size
 from rlplace.imports.settings import Setting
+from rlplace.imports.trl import import_trl
 from rlplace.placement import Topology
 from rlplace.placement.language.spec import role_of
 from rlplace.placement.machines.topology import Ranges
@@ -1018,4 +1019,5 @@ LIBRARIES: Mapping[str, Callable[[Draft, int], Imported]] = {
     "skyrl": import_skyrl,
     "areal": import_areal,
     "nemo_rl": import_nemo_rl,
+    "trl": import_trl,
 }

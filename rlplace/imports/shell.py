@@ -147,6 +147,15 @@ def launch_words(program: str, words: Sequence[str]) -> list[str]:
     return [word.text for word in entry_words(text, script=False)]
 
 
+def command_words(text: str) -> list[list[str]]:
+    """Return the words of the command with the most options in a text such as a docstring; empty without a command."""
+    commands = [[word.text for word in c] for c in _commands(text, True, {})]
+    launches = [c for c in commands if any(_PROGRAM.fullmatch(word) for word in c)]
+    if not launches:
+        return []
+    return [max(launches, key=options_in)]
+
+
 def options_in(words: Sequence[str]) -> int:
     """Return how many words of a command are options, `--name` or `name=value`."""
     return sum(bool(_OPTION.match(word)) for word in words)

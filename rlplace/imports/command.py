@@ -202,6 +202,10 @@ def import_settings(
     if library == "rlinf" and simulated(settings):
         target = SIMULATOR
     rules = read_rules(library, target.job)
+    # Older names of keys become the newest ones
+    settings = [
+        dataclasses.replace(s, key=rules.spellings.get(s.key, s.key)) for s in settings
+    ]
     return LIBRARIES[library](Draft(settings, rules, target), per_node)
 
 

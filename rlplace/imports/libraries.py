@@ -653,8 +653,11 @@ _SKYRL_ROLES = {
     "reference": "ref",
     "reward": "reward",
 }
-_SKYRL_ENGINES = "generator.num_inference_engines"
-_SKYRL_TENSOR = "generator.inference_engine_tensor_parallel_size"
+_SKYRL_ENGINES = "generator.inference_engine.num_engines"
+_SKYRL_TENSOR = "generator.inference_engine.tensor_parallel_size"
+_SKYRL_COPIES = "generator.inference_engine.data_parallel_size"
+_SKYRL_MEGATRON = "trainer.policy.megatron_config.tensor_model_parallel_size"
+_SKYRL_CORRECTION = "trainer.algorithm.off_policy_correction."
 # Component, the component whose accelerators it shares, the switch for this, and the switch's default
 _SKYRL_PAIRS = (
     ("reference", "actor", "colocate_policy_ref", True),
@@ -686,9 +689,15 @@ def import_skyrl(draft: Draft, per_node: int) -> Imported:
         for component, leader, switch, usual in _SKYRL_PAIRS
         if not together and draft.value(f"trainer.placement.{switch}", usual)
     }
-    pool = place_by_size(draft, asks, 4, per_node, partners, together=together)
-    engines = draft.count(_SKYRL_ENGINES, 1, 1)
-    tensor = draft.count(_SKYRL_TENSOR, 4, 1)
+    # Newer versions have a block for engines, and 1 as the default where older ones have 4
+    newer = any("generator.inference_engine." in s.written for s in draft.settings)
+    usual = 1 if newer else 4
+    pool = place_by_size(draft, asks, usual, per_node, partners, together=together)
+    engines = draft.count(_SKYRL_ENGINES, 1, 1) * draft.count(_SKYRL_COPIES, 1, 1)
+    tensor = draft.count(_SKYRL_TENSOR, usual, 1)
+    if draft.value("trainer.strategy") == "megatron":
+        copy = draft.count(_SKYRL_MEGATRON, 1, 1)
+        pool.copies["actor"] = copy if len(pool.where["actor"]) % copy == 0 else 1
     pool.take_engines(_SKYRL_ENGINES, engines, _SKYRL_TENSOR, tensor, together=together)
     for component in ("actor", "critic", "reference"):
         block = f"trainer.{_SKYRL_ROLES[component]}"
@@ -696,8 +705,13 @@ def import_skyrl(draft: Draft, per_node: int) -> Imported:
         pool.divide_tokens(component, f"{block}.sequence_parallel_size", context)
     topology = pool.write()
     draft.apply_rules()
-    if not draft.has("trainer.algorithm.use_tis"):
-        draft.leave_uncorrected()
+    _set_skyrl_correction(draft)
+    if (
+        draft.at("algorithm.name") == "grpo"
+        and draft.value("trainer.algorithm.grpo_norm_by_std", True) is False
+    ):
+        draft.set("algorithm.name", "dr_grpo")
+        draft.becomes("trainer.algorithm.grpo_norm_by_std", "algorithm.name")
     scorers = [c for c in ("reference", "reward") if c in pool.where]
     offload = dict.fromkeys(pool.where, together)
     offload |= {
@@ -710,6 +724,29 @@ def import_skyrl(draft: Draft, per_node: int) -> Imported:
             "under colocate_all they leave in turn there",
         )
     return finish(draft, topology, offload)
+
+
+def _set_skyrl_correction(draft: Draft) -> None:
+    """Write how the probabilities of the engines are corrected."""
+    level = draft.value(f"{_SKYRL_CORRECTION}tis_ratio_type")
+    if level in ("token", "sequence"):
+        key = f"{_SKYRL_CORRECTION}{level}_tis_ratio_clip_high"
+        cap = draft.number(key, 2.0 if level == "token" else 5.0)
+        draft.set("algorithm.tis_cap", cap)
+        draft.set("algorithm.tis_level", level)
+        draft.becomes(key, "algorithm.tis_cap")
+        draft.becomes(f"{_SKYRL_CORRECTION}tis_ratio_type", "algorithm.tis_level")
+    elif draft.has("trainer.algorithm.use_tis"):
+        cap = draft.number("trainer.algorithm.tis_imp_ratio_cap", 2.0)
+        if cap > 0:
+            draft.derive(
+                "algorithm.tis_cap",
+                cap,
+                "trainer.algorithm.use_tis",
+                "trainer.algorithm.tis_imp_ratio_cap",
+            )
+    else:
+        draft.leave_uncorrected()
 
 
 # ── ROLL ─────────────────────────────────────────────────────────────────────────────────────────────────────────────

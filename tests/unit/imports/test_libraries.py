@@ -267,7 +267,7 @@ ENGINES = "--vllm_num_engines 8 "
             "",
         ),
         ("verl", VERL + ULYSSES + "=3", "import-counts", ULYSSES + "=2"),
-        ("skyrl", SKYRL, "import-engines", "generator.num_inference_engines=2 "),
+        ("skyrl", SKYRL, "import-engines", "generator.inference_engine.num_engines=2 "),
         (
             "skyrl",
             APART + "trainer.placement.policy_num_gpus_per_node=8",
@@ -351,7 +351,7 @@ BOTH = "'allocation_mode=sglang[rollout]:d8|fsdp[actor]:d8' enable_offload=true 
         ("slime", SLIME, {"algorithm.tis_cap": None}),
         ("slime", SLIME + "--use-tis", {"algorithm.tis_cap": {}}),
         ("skyrl", "trainer.algorithm.use_tis=false", {"algorithm.tis_cap": None}),
-        ("skyrl", "trainer.algorithm.use_tis=true", {"algorithm.tis_cap": {}}),
+        ("skyrl", "trainer.algorithm.use_tis=true", {"algorithm.tis_cap": 2.0}),
         ("areal", "allocation_mode=sglang:d4+fsdp:d4", {"algorithm.tis_cap": None}),
         (
             "areal",
@@ -1135,7 +1135,7 @@ def test_the_files_of_verl_become_a_task_and_its_overlong_buffer_a_reward() -> N
     )
     assert at(unknown, "env.kwargs.path") == "$HOME/a.parquet"
     assert ("$HOME" in dict(unknown.assumed)) and at(unknown, "env.rewards")
-    braces = import_words("verl", ["data.train_files=['${D}/a', '${D}/b']"], 8)
+    braces = import_words("verl", ["""data.train_files="['${D}/a','${D}/b']\" """], 8)
     assert at(braces, "env.kwargs.path") == ["$D/a", "$D/b"]
     model = import_words(
         "verl", [f"{files}reward_model.enable=true reward_model.model.path=some/rm"], 8

@@ -409,11 +409,12 @@ class Draft:
             if key in self._decided or rule.action != "set":
                 continue
             value = self.value(key, rule.theirs)
-            if (
-                rule.least is not None
-                and isinstance(value, int | float)
-                and value < rule.least
-            ):
+            number = value if isinstance(value, int | float) else None
+            below = (
+                rule.least is not None and number is not None and number < rule.least
+            )
+            above = rule.most is not None and number is not None and number > rule.most
+            if below or above:
                 self.implied("off, as it is here unless it is asked for", key)
             elif targets := [target for target in rule.keys if self._used(target)]:
                 self._apply(key, rule, targets, value)

@@ -706,6 +706,20 @@ def import_skyrl(draft: Draft, per_node: int) -> Imported:
     topology = pool.write()
     draft.apply_rules()
     _set_skyrl_correction(draft)
+    bound = "trainer.algorithm.clip_ratio_c"
+    if draft.value("trainer.algorithm.policy_loss_type") == "dual_clip":
+        draft.derive("algorithm.dual_clip", draft.number(bound, 3.0), bound)
+    else:
+        draft.implied("counts with policy_loss_type: dual_clip alone there", bound)
+    # A block for held-out prompts has defaults of its own
+    evaluated = "generator.eval_sampling_params."
+    if any(s.key.startswith(evaluated) for s in draft.settings):
+        for ours, name in (("temperature", "temperature"), ("top_p", "top_p")):
+            if f"{evaluated}{name}" not in draft.given:
+                draft.set(f"runner.eval_{ours}", 1.0)
+                draft.assume(
+                    f"runner.eval_{ours}: 1.0", f"the default of {evaluated}{name}"
+                )
     if (
         draft.at("algorithm.name") == "grpo"
         and draft.value("trainer.algorithm.grpo_norm_by_std", True) is False
@@ -944,6 +958,16 @@ def import_areal(draft: Draft, per_node: int) -> Imported:
             used=used,
             there=nodes * width,
         )
+    # Blocks of both engines may be written; one is in use
+    engines = f"{draft.value('rollout.backend')} {draft.value(mode)}"
+    idle = "sglang" if "vllm" in engines else "vllm"
+    draft.implied(
+        "of an engine that is not in use",
+        {
+            "sglang": "sglang.mem_fraction_static",
+            "vllm": "vllm.gpu_memory_utilization",
+        }[idle],
+    )
     _set_areal_correction(draft)
     _set_areal_norms(draft)
     _set_areal_warmup(draft)

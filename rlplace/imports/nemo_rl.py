@@ -92,9 +92,10 @@ def _over(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
     for key, value in above.items():
         if isinstance(value, Mapping):
             lower = result.get(key)
-            merges = isinstance(lower, Mapping) and not value.get(_ALONE)
+            if not isinstance(lower, Mapping) or value.get(_ALONE):
+                lower = {}
             block = {k: v for k, v in value.items() if k != _ALONE}
-            result[key] = _over(lower if merges else {}, block)
+            result[key] = _over(lower, block)
         else:
             result[key] = value
     return result

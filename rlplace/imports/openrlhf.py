@@ -21,6 +21,8 @@ _FLAGS_OF = {
     "reference": "ref",
     "reward": "reward",
 }
+_ALL_LINEAR = ("all-linear", ("all-linear",), ["all-linear"])
+_ALL_SAMPLES = 10**8  # stands for all there are
 _SCHEDULE = "cosine_with_min_lr"  # the default of both models that learn
 # Settings of an evaluation: key of rlplace, default of OpenRLHF, name in OpenRLHF
 _EVALUATED = (
@@ -67,6 +69,10 @@ def import_openrlhf(draft: Draft, per_node: int) -> Imported:
     _set_passes(draft)
     draft.apply_rules()
     for model in (m for m in ("actor", "critic") if m in draft.placed):
+        # The word for what LoRA takes without this flag
+        if draft.at(f"{model}.lora_targets") in _ALL_LINEAR:
+            draft.unset(f"{model}.lora_targets")
+            draft.implied("all linear layers", "ds.lora.target_modules")
         if draft.at(f"{model}.optimizer.schedule") == "cosine":
             own = draft.value(
                 f"{model}.lr_scheduler", draft.value("actor.lr_scheduler", _SCHEDULE)
@@ -344,9 +350,11 @@ def _set_clips(draft: Draft) -> None:
         return
     old = draft.value("vllm_is_truncated_threshold")
     given = old[-1] if isinstance(old, tuple) and old else old
+    # The default of newer versions, which spell it so
+    usual = 5.0 if "is_correction_enable" in str(draft.given[enabled]) else 2.0
     cap = (
         _two(draft, threshold, None)
-        or (0.0, given if isinstance(given, int | float) else 2.0)
+        or (0.0, given if isinstance(given, int | float) else usual)
     )[1]
     draft.derive(
         "algorithm.tis_cap",
@@ -383,8 +391,8 @@ def _set_schedule(draft: Draft) -> None:
             "train.async_queue_size",
         )
     # Without data.max_samples, the data decides how many iterations there are
-    if "data.max_samples" in draft.given:
-        samples = draft.count("data.max_samples", 1, 1)
+    samples = draft.count("data.max_samples", _ALL_SAMPLES, 1)
+    if samples < _ALL_SAMPLES:
         rounds = draft.count("train.num_episodes", 1, 1)
         iterations = max(
             1, samples * rounds // draft.count("rollout.batch_size", 1024, 1)

@@ -8,8 +8,8 @@ settings that begin so. "Key" is a key of rlplace::
     [product]     key = product of the settings in `of`, divided by those in `over`; beside each setting its default;
                   0: without the setting there is no product
     [set]         setting = key, or several keys, with the same value. theirs: default of the library, written out
-                  where that of rlplace differs; words: word of the library -> word of rlplace; least: below it, the
-                  setting is off; note: how the meaning differs
+                  where that of rlplace differs; words: word of the library -> word of rlplace; least, most: below or
+                  above it, the setting is off; note: how the meaning differs
     [part]        key = settings from which the library's module derives it; of a model, the setting with its name
     [holds]       reason = settings for which nothing needs to be written
     [holds_for]   the same, for one value of a setting; otherwise: why other values have no key
@@ -43,8 +43,8 @@ class Rule:
 
     `action`: "set": written as `keys` of rlplace; "part": one of several settings that give `keys`; "holds": nothing
     needs to be written; "unmapped": there is no key. `why`: the reason, in words. `theirs`: default in the other
-    library. `words`: value in the other library -> value in rlplace. `least`: below this value, the setting is off.
-    `note`: how the meaning differs. `value`, `otherwise`: if `otherwise` is given, `why` is the reason for the value
+    library. `words`: value in the other library -> value in rlplace. `least`, `most`: below or above it, the setting is
+    off. `note`: how the meaning differs. `value`, `otherwise`: if `otherwise` is given, `why` is the reason for the value
     `value` alone, and `otherwise` for all other values.
     """
 
@@ -54,6 +54,7 @@ class Rule:
     theirs: object = None  # default in the other library
     words: Mapping[str, object] | None = None
     least: float | None = None
+    most: float | None = None
     note: str = ""
     value: object = None  # if `otherwise` is given, `why` is for this value alone
     otherwise: str = ""

@@ -15,19 +15,24 @@ import importlib.abc
 import importlib.machinery
 import importlib.util
 import json
+import os
 import runpy
 import sys
 import types
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 from unittest.mock import MagicMock
+
+from hydra import compose, initialize_config_dir
+from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
 
 
 class Stub(types.ModuleType):
     """A module that has everything, and none of it does anything."""
 
-    __path__: list[str] = []
+    __path__: ClassVar[list[str]] = []
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
@@ -61,18 +66,14 @@ class Stubs(importlib.abc.MetaPathFinder, importlib.abc.Loader):
 
 def container(config: Any) -> Any:
     """Return an OmegaConf config as plain values, each reference resolved where it can be."""
-    from omegaconf import OmegaConf
-
     try:
         return OmegaConf.to_container(config, resolve=True)
-    except Exception:
+    except OmegaConfBaseException:
         return OmegaConf.to_container(config, resolve=False)
 
 
 def by_hydra(folder: Path, name: str, overrides: Sequence[str], path: str) -> Any:
     """Return the config that Hydra composes. `path`: a further folder in which it looks."""
-    from hydra import compose, initialize_config_dir
-
     words = [w for w in overrides if "=" in w and not w.startswith("-")]
     if path:
         words.append(f"hydra.searchpath=[file://{path}]")
@@ -98,24 +99,17 @@ def verl(root: Path, file: Path, words: Sequence[str]) -> Any:
 
 def of_yaml(root: Path, file: Path, words: Sequence[str]) -> Any:
     """Of RLinf and ROLL: a file of Hydra."""
-    from omegaconf import OmegaConf
-
     OmegaConf.register_new_resolver("multiply", lambda a, b: a * b)
     OmegaConf.register_new_resolver("int_div", lambda a, b: a // b)
     OmegaConf.register_new_resolver("subtract", lambda a, b: a - b)
     OmegaConf.register_new_resolver("not", lambda a: not bool(a))
-    above = file.parent
-    import os
-
     os.environ.setdefault("EMBODIED_PATH", str(root / "examples" / "embodiment"))
     os.environ.setdefault("REPO_PATH", str(root))
-    return by_hydra(above, file.stem, (), "")
+    return by_hydra(file.parent, file.stem, (), "")
 
 
 def nemo_rl(root: Path, file: Path, words: Sequence[str]) -> Any:
     module = by_file(root / "nemo_rl" / "utils" / "config.py", "nemo_config")
-    from omegaconf import OmegaConf
-
     for name, function in {
         "mul": lambda a, b: a * b,
         "add": lambda a, b: a + b,
@@ -129,7 +123,8 @@ def nemo_rl(root: Path, file: Path, words: Sequence[str]) -> Any:
 def by_file(file: Path, name: str) -> types.ModuleType:
     """Return the module in a file, without the package that it is in."""
     spec = importlib.util.spec_from_file_location(name, file)
-    assert spec is not None and spec.loader is not None
+    assert spec is not None
+    assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module
     spec.loader.exec_module(module)
@@ -137,8 +132,6 @@ def by_file(file: Path, name: str) -> types.ModuleType:
 
 
 def areal(root: Path, file: Path, words: Sequence[str]) -> Any:
-    from omegaconf import OmegaConf
-
     sys.meta_path.append(Stubs())
     by_file(root / "areal" / "utils" / "constants.py", "areal.utils.constants")
     packing = Stub("areal.utils.seqpack")
@@ -147,8 +140,8 @@ def areal(root: Path, file: Path, words: Sequence[str]) -> Any:
     sys.meta_path.insert(0, Only("areal"))
     module = by_file(root / "areal" / "api" / "cli_args.py", "areal_cli_args")
     config = OmegaConf.load(file)
-    kinds = ("PPOConfig", "GRPOConfig")
-    for kind in kinds:
+    reason = ""
+    for kind in ("PPOConfig", "GRPOConfig"):
         try:
             made = module.to_structured_cfg(config, getattr(module, kind))
             plain = container(made)
@@ -157,9 +150,9 @@ def areal(root: Path, file: Path, words: Sequence[str]) -> Any:
                 if part not in config:
                     plain.pop(part, None)
             return plain
-        except Exception as error:
-            reason = error
-    raise SystemExit(f"{type(reason).__name__}: {reason}".replace("\n", " "))
+        except (OmegaConfBaseException, ValueError, TypeError) as error:
+            reason = f"{type(error).__name__}: {error}".replace("\n", " ")
+    raise SystemExit(reason)
 
 
 def skyrl(root: Path, file: Path, words: Sequence[str]) -> Any:

@@ -12,15 +12,13 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from rlplace.codes import config_error
 from rlplace.config.keys import PLACEMENT
-from rlplace.config.yaml_text import line_sources, not_yaml
+from rlplace.config.yaml_text import line_sources
 from rlplace.errors import Source
 from rlplace.imports.importer import Draft, Imported, finish
 from rlplace.imports.placing import Allocation
-from rlplace.imports.settings import Setting, leaves_of
+from rlplace.imports.settings import Setting, leaves_of, read_block
 
 _ALONE = "_override_"  # in a block: it replaces that of the file below
 _DEEPEST = 20  # files that include each other
@@ -69,13 +67,9 @@ def _merged(file: Path, depth: int) -> tuple[dict[str, Any], dict[str, Source]]:
             said=said.lower(),
             similar=None,
         ) from error
-    try:
-        mapping = yaml.safe_load(text)
-    except yaml.YAMLError as error:
-        raise not_yaml(error, str(file), "import-yaml", "import") from error
-    if not isinstance(mapping, dict) or depth > _DEEPEST:
-        got = text.strip().split("\n", 1)[0]
-        raise config_error("import-yaml", "import", got, error="no-block")
+    mapping = read_block(text, str(file))
+    if depth > _DEEPEST:
+        raise config_error("import-yaml", "import", str(file), error="no-end")
     included = mapping.pop("defaults", None) or []
     below: dict[str, Any] = {}
     sources: dict[str, Source] = {}

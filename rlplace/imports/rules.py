@@ -44,8 +44,8 @@ class Rule:
     `action`: "set": written as `keys` of rlplace; "part": one of several settings that give `keys`; "holds": nothing
     needs to be written; "unmapped": there is no key. `why`: the reason, in words. `theirs`: default in the other
     library. `words`: value in the other library -> value in rlplace. `least`, `most`: below or above it, the setting is
-    off. `note`: how the meaning differs. `value`, `otherwise`: if `otherwise` is given, `why` is the reason for the value
-    `value` alone, and `otherwise` for all other values.
+    off. `note`: how the meaning differs. `value`, `otherwise`: if `otherwise` is given, `why` is the reason for the
+    value `value` alone, and `otherwise` for all other values.
     """
 
     action: Literal["set", "part", "holds", "unmapped"]

@@ -76,14 +76,22 @@ def read_yaml(text: str, file: str) -> list[Setting]:
 
     Raises ConfigError if the text is not YAML, or if it is not a mapping.
     """
+    return leaves_of(read_block(text, file), line_sources(text, file))
+
+
+def read_block(text: str, file: str) -> dict[str, Any]:
+    """Return the mapping of a YAML text. `file`: its name, for errors.
+
+    Raises ConfigError if the text is not YAML, or if it is not a mapping.
+    """
     try:
         mapping = yaml.safe_load(text)
     except yaml.YAMLError as error:
         raise not_yaml(error, file, "import-yaml", "import") from error
-    if not isinstance(mapping, Mapping):
+    if not isinstance(mapping, dict):
         got = text.strip().split("\n", 1)[0]
         raise config_error("import-yaml", "import", got, error="no-block")
-    return leaves_of(mapping, line_sources(text, file))
+    return mapping
 
 
 def settings_of(

@@ -16,13 +16,11 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from rlplace.config.yaml_text import show
-from rlplace.errors import Source
+from rlplace.errors import ConfigError, Source
 from rlplace.imports.importer import Draft, Imported, finish
 from rlplace.imports.placing import Allocation
-from rlplace.imports.settings import Setting
+from rlplace.imports.settings import Setting, read_block
 from rlplace.units import clipped
 
 _CONFIG = re.compile(r"(?:\w*(?:GRPO|RLOO)\w*)Config")
@@ -176,10 +174,8 @@ def accelerate_settings(words: list[str], folder: Path) -> Iterator[Setting]:
 def accelerate_file(file: Path) -> Iterator[Setting]:
     """Yield the number of processes and the stage of ZeRO of a config file of accelerate."""
     try:
-        mapping = yaml.safe_load(file.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, yaml.YAMLError):
-        return
-    if not isinstance(mapping, dict):
+        mapping = read_block(file.read_text(encoding="utf-8"), str(file))
+    except (OSError, UnicodeDecodeError, ConfigError):
         return
     if isinstance(count := mapping.get("num_processes"), int):
         yield _of_accelerate("num_processes", count)

@@ -19,6 +19,7 @@ from __future__ import annotations
 import argparse
 import collections
 import dataclasses
+import functools
 import json
 import re
 import subprocess
@@ -26,11 +27,18 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 from rlplace.config.read import try_config
 from rlplace.errors import ProblemsError
-from rlplace.imports import Imported, import_settings, import_words, settings_of
-from rlplace.imports.scripts import Reading, ran_script
+from rlplace.imports import (
+    Imported,
+    command,
+    import_settings,
+    import_words,
+    settings_of,
+)
+from rlplace.imports.scripts import Reading, Script, ran_script
 from rlplace.runtime.prepare import prepare
 from rlplace.tables import table
 
@@ -200,7 +208,8 @@ def attempt(library: str, root: Path, path: Path) -> Record:
     imported: Imported | None = None
     text: Imported | None = None
     try:
-        imported = import_words(library, [str(path)], 0, _BASH if script else None)
+        with mock.patch.object(command, "ran_script", lambda file, _: launch_of(file)):
+            imported = import_words(library, [str(path)], 0, _BASH if script else None)
     except ProblemsError as error:
         record.code = f"import: {error.problems[0].code}"
         record.reason = error.problems[0].render()
@@ -241,12 +250,18 @@ class Unresolved(Exception):
     """The library cannot resolve a file here, for the reason that the text says."""
 
 
+@functools.cache
+def launch_of(path: Path) -> Script:
+    """Return the words of the launch of a script, by bash. Raises ProblemsError."""
+    return ran_script(path, _BASH)
+
+
 def resolved(library: str, root: Path, path: Path) -> dict[str, Any]:
     """Return the settings of a file as the library resolves them, as a nested mapping. Raises Unresolved."""
     words: list[str] = []
     if path.suffix == ".sh":
         try:
-            words = [word for word, _ in ran_script(path, _BASH).words]
+            words = [word for word, _ in launch_of(path).words]
         except ProblemsError as error:
             raise Unresolved(error.problems[0].what) from error
     done = subprocess.run(

@@ -21,7 +21,7 @@ import sys
 import types
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 from unittest.mock import MagicMock
 
 from hydra import compose, initialize_config_dir
@@ -32,7 +32,9 @@ from omegaconf.errors import OmegaConfBaseException
 class Stub(types.ModuleType):
     """A module that has everything, and none of it does anything."""
 
-    __path__: ClassVar[list[str]] = []
+    def __init__(self, name: str) -> None:
+        super().__init__(name)
+        self.__path__ = []
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):

@@ -279,7 +279,7 @@ def _of_trl(
             notes.append(
                 "Its arguments are those of the command in its docstring; the script was not run."
             )
-            words = [word for line in command_words(command) for word in line]
+            words = command_words(command)
             settings += accelerate_settings(words, Path(file).parent)
             settings += flags(shlex.join(words))
         # What the code takes from the command line is no value of its own

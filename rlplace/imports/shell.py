@@ -48,6 +48,10 @@ _IN_QUOTES = re.compile(
     rf"\\(?P<escaped>[$`])|\\.|{_SUBSTITUTION}|(?P<reference>{_REFERENCE})", re.DOTALL
 )
 _UNSPLIT = re.compile(rf"(?:{_SUBSTITUTION}|\S)+")
+_COMMAND_IN_PROSE = re.compile(
+    r"^[ \t]*(?:accelerate|python3?|uv|trl|torchrun)[ \t](?:[^\n]*\\\n)*[^\n]*",
+    re.MULTILINE,
+)
 # A variable that is set nowhere, and the values of the arguments of a script
 _UNSET = re.compile(rf"\$(?:{_NAME}|\{{{_NAME}\}}|[0-9@*]|\{{[0-9@*]\}})")
 _NAMED = re.compile(rf"\$?\{{?({_NAME})\}}?")
@@ -147,13 +151,20 @@ def launch_words(program: str, words: Sequence[str]) -> list[str]:
     return [word.text for word in entry_words(text, script=False)]
 
 
-def command_words(text: str) -> list[list[str]]:
-    """Return the words of the command with the most options in a text such as a docstring; empty without a command."""
-    commands = [[word.text for word in c] for c in _commands(text, True, {})]
-    launches = [c for c in commands if any(_PROGRAM.fullmatch(word) for word in c)]
-    if not launches:
-        return []
-    return [max(launches, key=options_in)]
+def command_words(text: str) -> list[str]:
+    """Return the words of the command with the most options in a prose text, such as a docstring; empty without one.
+
+    A command begins a line with the name of a program that starts Python, and goes on while lines end in `\\`.
+    """
+    found: list[list[str]] = []
+    for match in _COMMAND_IN_PROSE.finditer(text):
+        try:
+            commands = _commands(match[0], True, {})
+        except UnclosedQuote:
+            continue
+        found += [[word.text for word in command] for command in commands]
+    launches = [c for c in found if any(_PROGRAM.fullmatch(word) for word in c)]
+    return max(launches, key=options_in, default=[])
 
 
 def options_in(words: Sequence[str]) -> int:

@@ -217,9 +217,10 @@ def import_trl(draft: Draft, per_node: int) -> Imported:
     pool.take("actor", count)
     if draft.number("beta", _beta(draft)) > 0:
         pool.share("reference", "actor", count)
-    vllm = bool(draft.value("use_vllm", False))
+    apart = "Async" in str(draft.value("trainer", ""))
+    vllm = bool(draft.value("use_vllm", False)) or apart
     tensor = draft.count("vllm_tensor_parallel_size", 1, 1)
-    server = vllm and draft.value("vllm_mode", "colocate") == "server"
+    server = apart or (vllm and draft.value("vllm_mode", "colocate") == "server")
     if server:
         pool.take("rollout", tensor, tensor)
         draft.assume(
@@ -249,6 +250,11 @@ def import_trl(draft: Draft, per_node: int) -> Imported:
     _set_correction(draft, vllm=vllm)
     _set_model(draft)
     draft.apply_rules()
+    if _rloo(draft) and "reference" in draft.placed:
+        # The KL of whole answers is taken from their scores there
+        draft.set("algorithm.kl_in", "reward")
+        draft.set("algorithm.kl_estimator", "k1")
+        draft.derive("algorithm.kl_coef", draft.number("beta", _beta(draft)), "beta")
     _set_clip(draft)
     sleeps = vllm and draft.has("vllm_enable_sleep_mode")
     draft.set("rollout.enable_offload", sleeps)
@@ -303,6 +309,12 @@ def _set_batches(draft: Draft, processes: int) -> None:
 
 def _set_algorithm(draft: Draft) -> None:
     """Write the algorithm and the mean that its loss is."""
+    if "Async" in str(draft.value("trainer", "")):
+        draft.derive(
+            "algorithm.max_staleness",
+            draft.count("max_staleness", 4, 1),
+            "max_staleness",
+        )
     if _rloo(draft):
         draft.set("algorithm.name", "rloo")
         draft.derive(

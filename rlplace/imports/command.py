@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import itertools
 import os
 import shlex
 import sys
@@ -54,6 +55,7 @@ _NO_MEMORY = (
     "cluster.accelerator.memory=80GiB or the like."
 )
 _COLUMN = 52  # largest width of the first column
+_TRL = (".py", ".yaml", ".yml")  # of files of TRL that are no scripts of a shell
 _FEW = 8  # arguments in the code of a script that has its own from the command line
 _REASONS = 10  # lines of settings that have no key
 # Title of each section, and the noun for counting
@@ -220,8 +222,10 @@ def _settings(
     files = [word for word in sources if _is_path(word)]
     typed_words = [word for word in sources if not _is_path(word)]
     # Only libraries with flags have `words_after`. Words behind a flag are no files.
-    if library == "trl" and files and not files[0].endswith(".sh"):
-        return _of_trl(files, typed_words, rules)
+    if library == "trl" and files and files[0] == sources[0]:
+        files = list(itertools.takewhile(lambda word: word.endswith(_TRL), sources))
+        if files:
+            return _of_trl(files, sources[len(files) :], rules)
     if rules.words_after:
         files = [word for word in sources[:1] if _is_path(word)]
         typed_words = list(sources[len(files) :])

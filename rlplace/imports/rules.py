@@ -14,7 +14,8 @@ settings that begin so. "Key" is a key of rlplace::
     [holds]       reason = settings for which nothing needs to be written
     [holds_for]   the same, for one value of a setting; otherwise: why other values have no key
     [unmapped]    reason = settings that have no key
-    [flags]       none, two, many = flags that so many words follow; one word follows any other flag
+    [flags]       none, two, many, optional = flags that so many words follow (optional: one or none); one word
+                  follows any other flag
 
 Tables below `simulator` or `language_model` hold for that job alone.
 """
@@ -30,11 +31,16 @@ from pathlib import Path
 from typing import Any, Literal
 
 from rlplace.config.fields import JobName
-from rlplace.imports.settings import read_mapping
+from rlplace.imports.settings import MANY, OPTIONAL, read_mapping
 
 _RULES = Path(__file__).with_name("rules")
 _MODELS = Path(__file__).parents[1] / "configs" / "model"
-_WORDS = {"none": 0, "two": 2, "many": -1}  # number of words after a flag
+_WORDS = {
+    "none": 0,
+    "two": 2,
+    "many": MANY,
+    "optional": OPTIONAL,
+}  # number of words after a flag
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

@@ -20,6 +20,7 @@ from rlplace.imports.shell import UnclosedQuote, entry_words
 from rlplace.units import clipped
 
 MANY = -1  # any number of words follow the flag
+OPTIONAL = -2  # one word follows the flag, or none
 _LONGEST = 90  # longest text of a setting that is shown
 _OVERRIDE = re.compile(r"(\+{0,2}|~)([\w.@/-]+)=(.*)", re.DOTALL)
 _NUMBER = re.compile(
@@ -292,7 +293,9 @@ def flags_of(
         spelled, equals, inline = word[2:].partition("=")
         key = older.get(spelled, spelled)
         count = words_after.get(key, 1) if key in known else None
-        most = len(words) if count in (None, MANY) else count
+        most = (
+            len(words) if count in (None, MANY) else 1 if count == OPTIONAL else count
+        )
         values = [inline] if equals else []
         while words and not equals and len(values) < most and not _is_flag(words[0][0]):
             values.append(words.popleft()[0])
@@ -311,7 +314,7 @@ def flags_of(
             )
             problems.append(missing)
         written = " ".join([word, *([] if equals else map(shlex.quote, values))])
-        single = len(values) == 1 and count in (None, 0, 1)
+        single = len(values) == 1 and count in (None, 0, 1, OPTIONAL)
         value = (
             True
             if not values

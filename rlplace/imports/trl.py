@@ -325,7 +325,7 @@ def _set_algorithm(draft: Draft) -> None:
         draft.becomes("trainer", "algorithm.name")
         return
     scaled = draft.value("scale_rewards", "group")
-    name = "dr_grpo" if scaled in (False, "none") else "grpo"
+    name = "dr_grpo" if scaled in (False, None, "none") else "grpo"
     draft.set("algorithm.name", name)
     draft.becomes("trainer", "algorithm.name")
     if scaled == "batch":

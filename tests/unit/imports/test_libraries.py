@@ -1134,7 +1134,8 @@ def test_the_files_of_verl_become_a_task_and_its_overlong_buffer_a_reward() -> N
         "verl", ["data.train_files=$HOME/a.parquet algorithm.adv_estimator=grpo"], 8
     )
     assert at(unknown, "env.kwargs.path") == "$HOME/a.parquet"
-    assert ("$HOME" in dict(unknown.assumed)) and at(unknown, "env.rewards")
+    assert "$HOME" in dict(unknown.assumed)
+    assert at(unknown, "env.rewards")
     braces = import_words("verl", ["""data.train_files="['${D}/a','${D}/b']\" """], 8)
     assert at(braces, "env.kwargs.path") == ["$D/a", "$D/b"]
     model = import_words(

@@ -192,8 +192,12 @@ class Draft:
         """
         setting = self.given[key]
         reason = "known"
+        way = None
         if isinstance(setting.value, str) and "$" in setting.value:
             reason = "variable"
+            name = re.search(r"\$\{?([A-Za-z_]\w*)", setting.value)
+            if name is not None:
+                way = f"--variable {name[1]}=<its value>, behind the script"
         self._wrong[key] = problem(
             "import-value",
             key,
@@ -201,6 +205,7 @@ class Draft:
             error=error,
             source=setting.source,
             reasons=[reason],
+            way=way,
             **facts,
         )
 

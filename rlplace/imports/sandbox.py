@@ -76,7 +76,7 @@ _RUN = """exec 3>&1
 cd {folder}
 (
   {limits}
-  exec timeout -s KILL {seconds} {bash} {script} {words} > /dev/null 2> {log}/said < /dev/null 3>&-
+  exec timeout -s KILL {seconds} {bash} {script} {words} > {log}/said 2>&1 < /dev/null 3>&-
 )
 code=$?
 for file in {log}/launch.* {log}/unknown {log}/said; do

@@ -24,6 +24,7 @@ BASE = {
         for c, n in (("actor", "0-7"), ("env", "0-3"), ("rollout", "4-7"))
     ),
     "verl": "trainer.n_gpus_per_node=8 ",
+    "NeMo-RL": "cluster.gpus_per_node=8 ",
 }
 
 
@@ -43,7 +44,8 @@ def value_at(config: object, key: str) -> object:
 
 
 def imported_with(library: str, words: str) -> Imported:
-    return import_words(library.lower(), [BASE[library] + words])
+    name = library.lower().replace("-", "_")
+    return import_words(name, [BASE[library] + words])
 
 
 @functools.cache
@@ -87,6 +89,6 @@ def test_row(library: str, theirs: str, ours: str) -> None:
         assert outcomes <= {"unmapped", "implied"}
 
 
-def test_the_guide_has_rows_for_three_libraries() -> None:
+def test_the_guide_has_rows_for_five_libraries() -> None:
     assert len(list(rows())) > 50
     assert {library for library, _, _ in rows()} == {*BASE, "TRL"}

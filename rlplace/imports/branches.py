@@ -22,7 +22,13 @@ _ONE_LINE = re.compile(
     r"(?P<blank>\s*)if\s+(?P<test>.+?)\s*;\s*then\s+(?P<yes>.+?)"
     r"(?:;\s*else\s+(?P<no>.+?))?;?\s*fi\s*(?:#.*)?"
 )
-_IF = re.compile(r"\s*(?P<word>if|elif)\s+(?P<test>.+?)\s*;?\s*(?:then\s*)?(?:#.*)?")
+_IF = re.compile(
+    r"\s*(?P<word>if|elif)\s+(?P<test>.+?)\s*(?:;\s*then\b(?P<rest>.*)|;?\s*(?:#.*)?)"
+)
+_THEN = re.compile(r"\s*then\b")
+_WITH_REST = re.compile(r"\s*(?:then|else)\b(?P<rest>.*)")
+_LONGEST_LINE = 4_000  # of a line that may be a condition
+_NOT_FOLLOWED = "all branches are read: the conditions could not be followed"
 _CASE = re.compile(r"\s*case\s+(?P<subject>.+?)\s+in\s*(?:#.*)?")
 _PATTERN = re.compile(r"\s*\(?(?P<patterns>[^()]+?)\)(?P<body>.*)", re.DOTALL)
 _BRACKETS = re.compile(r"\[\[?\s+(?P<inner>.*?)\s+\]\]?")
@@ -79,9 +85,15 @@ def choose_branches(text: str, expand: Expand) -> tuple[str, list[Branch]]:
     def value(condition: str) -> str | None:
         return expand("\n".join(kept), condition)
 
-    for number, line in enumerate(text.split("\n"), 1):
+    lines = text.split("\n")
+    for number, line in enumerate(lines, 1):
         counts = all(frame.active and frame.parent for frame in frames)
-        whole = not continued
+        whole = not continued and len(line) < _LONGEST_LINE
+        # `if` also begins a line of other languages, in a document within the script
+        found = _IF.fullmatch(line) if whole else None
+        if found is not None and found["rest"] is None:
+            behind = next((each for each in lines[number:] if each.strip()), "")
+            whole = bool(_THEN.match(behind))
         continued = line.rstrip().endswith("\\")
         if whole and (match := _ONE_LINE.fullmatch(line)):
             true = counts and _holds(match["test"], value)
@@ -92,8 +104,8 @@ def choose_branches(text: str, expand: Expand) -> tuple[str, list[Branch]]:
                 chosen.append(Branch(number, _shown(match["test"]), taken))
             continue
         handled = whole and _keyword(line, number, frames, counts, value, chosen)
-        # What follows a pattern of `case` on its line counts as well
-        rest = ""
+        # What follows a keyword or a pattern of `case` on its line counts as well
+        rest = _rest(line) if handled and frames and frames[-1].active else ""
         if handled and frames and frames[-1].is_case and frames[-1].active:
             inner = _PATTERN.fullmatch(line)
             if inner and not _CASE.fullmatch(line):
@@ -104,7 +116,16 @@ def choose_branches(text: str, expand: Expand) -> tuple[str, list[Branch]]:
             frames[-1].active = False
             continue
         kept.append(rest if handled else line if counts else "")
+    if frames:
+        return text, [Branch(frames[0].line, frames[0].text, _NOT_FOLLOWED)]
     return "\n".join(kept), chosen
+
+
+def _rest(line: str) -> str:
+    """Return what follows `then` or `else` on its line; "" if nothing follows."""
+    match = _IF.fullmatch(line) or _WITH_REST.fullmatch(line)
+    rest = match["rest"] if match is not None else None
+    return "" if rest is None or rest.lstrip().startswith("#") else rest
 
 
 def _ended(line: str, rest: str, handled: bool, counts: bool) -> str:
@@ -144,13 +165,14 @@ def _keyword(
         return True
     if top is None:
         return False
-    if word == "then" and not top.is_case:
+    first = word.partition(" ")[0]
+    if first == "then" and not top.is_case:
         return True
     if not top.is_case and (found := _IF.fullmatch(line)) and found["word"] == "elif":
         holds = top.parent and not top.done and _holds(found["test"], value)
         _enter(top, holds, f"elif {_shown(found['test'])}", chosen)
         return True
-    if word == "else" and not top.is_case:
+    if first == "else" and not top.is_case:
         _enter(top, top.parent and not top.done, "else", chosen)
         return True
     if re.match(r"(fi|esac)\b", word) and (word[0] == "e") == top.is_case:

@@ -90,3 +90,28 @@ python -m t "${A[@]}"
         (2, "then"),
         (3, 'elif [ "$N" = 2 ]'),
     ]
+
+
+def test_words_behind_a_keyword_count_and_other_languages_do_not() -> None:
+    text = """N=1
+cat > x.py <<END
+if True:
+    print(1)
+END
+if [ "$N" = 1 ]; then A=1
+else A=2
+fi
+if [ "$N" = 2 ]
+then B=1  # no
+else B=2; C=3
+fi
+python -m t a=$A b=$B c=$C
+"""
+    assert [word.text for word in entry_words(text)] == ["a=1", "b=2", "c=3"]
+
+
+def test_conditions_that_cannot_be_followed_take_no_line_away() -> None:
+    text = "if [ 1 = 2 ]; then\n  A=1\npython -m t a=$A\n"
+    kept, branches = taken_branches(text, {})
+    assert kept == text
+    assert [branch.taken[:12] for branch in branches] == ["all branches"]

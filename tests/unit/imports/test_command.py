@@ -215,3 +215,76 @@ def test_files_that_cannot_be_read(
         file.write_bytes(content)
         assert run_import(["rlinf", str(file)]) == 2
         assert part in capsys.readouterr().err
+
+
+MANY = " ".join(
+    [
+        *(f"data.unknown_{n}=1" for n in range(20)),
+        *(f"trainer.resume_{n}=1" for n in range(3)),
+        "trainer.logger=x actor_rollout_ref.ref.a=1 critic.b=1 ray_kwargs.c=1",
+        "reward_model.d=1 global_profiler.e=1 transfer_queue.f=1 hydra.g=1 algorithm.h=1",
+        "actor_rollout_ref.rollout.i=1 actor_rollout_ref.model.j=1 trainer.k=1",
+        "actor_rollout_ref.actor.optim.l=1 trainer.total_epochs=1",
+    ]
+)
+
+
+def test_settings_without_a_key_are_counted_by_reason_in_ten_lines(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def section(text: str) -> list[str]:
+        lines = text.split("Not mapped", 1)[1].splitlines()[1:]
+        return lines[: next(i for i, line in enumerate(lines) if not line.strip("# "))]
+
+    words = [f"trainer.n_gpus_per_node=8 {MANY}"]
+    assert run_import(["verl", *words]) == 0
+    short = section(capsys.readouterr().out)
+    assert len(short) == 10
+    assert short[0].split()[1:3] == ["20", "unknown_0,"]
+    assert "other reasons" in short[-1]
+    assert run_import(["verl", *words, "--all"]) == 0
+    every = section(capsys.readouterr().out)
+    assert len(every) == len(MANY.split())
+    out = tmp_path / "out.yaml"
+    assert run_import(["verl", *words, "--out", str(out)]) == 0
+    assert f"{out} has each" in capsys.readouterr().out
+    assert len(section(out.read_text(encoding="utf-8"))) == len(every)
+
+
+def test_a_script_is_run_only_where_it_is_asked_for(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    script = tmp_path / "run.sh"
+    script.write_text(
+        "NODES=$(echo 2)\n"
+        'if [ "$SIZE" = large ]; then WIDTH=16; else WIDTH=8; fi\n'
+        "python3 -m verl.trainer.main_ppo trainer.nnodes=$NODES trainer.n_gpus_per_node=$WIDTH seed=$1\n",
+        encoding="utf-8",
+    )
+    assert run_import(["verl", str(script)]) == 2
+    assert "set nowhere" in capsys.readouterr().err
+    assert run_import(["verl", str(script), "trainer.nnodes=1"]) == 0
+    text = capsys.readouterr().out
+    assert "nothing was run" in text
+    assert 'line 2: [ "$SIZE" = large ]: else' in text
+    words = ["--run-trusted-script", "--variable", "SIZE=large", "--", "7"]
+    assert run_import(["verl", str(script), *words]) == 0
+    text = capsys.readouterr().out
+    cluster = yaml.safe_load(text)["cluster"]
+    assert (cluster["num_nodes"], cluster["accelerators_per_node"]) == (2, 16)
+    assert "not isolated" in text
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--variable", "NODES"], "expected NAME=VALUE"),
+        (["--launch", "0"], "at least 1"),
+        (["--launch"], "its value is missing"),
+    ],
+)
+def test_options_of_scripts_that_have_a_wrong_form(
+    words: list[str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run_import(["verl", "trainer.nnodes=1", *words]) == 2
+    assert said in capsys.readouterr().err

@@ -129,6 +129,7 @@ def resolved(settings: Sequence[Setting]) -> list[Setting]:
 
     If a key is given twice, its last value is used.
     """
+    settings = [each for s in settings for each in (s, *_of_block(s, settings))]
     given = {s.key: _absolute(s.value, s.key) for s in settings}
     known = dict.fromkeys(given, _NOWHERE)
     # Each round resolves the settings that refer to resolved ones.
@@ -146,6 +147,18 @@ def resolved(settings: Sequence[Setting]) -> list[Setting]:
             value = scalar(value)
         found.append(dataclasses.replace(setting, value=value))
     return found
+
+
+def _of_block(setting: Setting, settings: Sequence[Setting]) -> Iterator[Setting]:
+    """Yield the settings of a block for which a value such as `${actor.optimizer}` stands. `settings`: all settings."""
+    value = setting.value
+    match = _EXPRESSION.fullmatch(value) if isinstance(value, str) else None
+    if match is None:
+        return
+    for other in settings:
+        if other.key.startswith(f"{match[1]}."):
+            key = setting.key + other.key.removeprefix(match[1])
+            yield dataclasses.replace(other, key=key, source=setting.source)
 
 
 def _absolute(value: object, key: str) -> object:

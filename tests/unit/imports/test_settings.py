@@ -231,3 +231,9 @@ def test_an_open_quote_is_reported_with_its_line() -> None:
         "--nodes '1",
         "run.sh:2",
     )
+
+
+def test_a_reference_to_a_block_stands_for_its_settings() -> None:
+    text = "a:\n  b: {lr: 1, eps: 2}\nc: {b: '${a.b}'}\n"
+    found = {s.key: s.value for s in resolved(read_yaml(text, "f.yaml"))}
+    assert (found["c.b.lr"], found["c.b.eps"]) == (1, 2)

@@ -96,7 +96,7 @@ def ran_script(file: Path, reading: Reading) -> Script:
             str(file),
             error="nothing-launched",
             ended=ran.code,
-            said=_last_words(ran),
+            said=_last_words(ran, file),
         )
     if reading.launch > len(launches):
         raise config_error(
@@ -128,10 +128,12 @@ def _trains(launch: Launch) -> bool:
     return options_in(launch_words(launch.program, words)) > 0
 
 
-def _last_words(ran: Ran) -> str:
-    """Return the last error line of a script; lines of `set -x` are left out."""
+def _last_words(ran: Ran, file: Path) -> str:
+    """Return the last error line of the script `file`, without its path; lines of `set -x` are left out."""
     lines = [line for line in ran.said.split("\n") if line and line[0] != "+"]
-    return clipped(lines[-1], _LONGEST) if lines else "it said nothing"
+    if not lines:
+        return "it said nothing"
+    return clipped(lines[-1].removeprefix(f"{file.resolve()}: "), _LONGEST)
 
 
 def _ran_notes(ran: Ran, launches: Sequence[Launch], chosen: int) -> tuple[str, ...]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import shlex
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from rlplace.checkpoints.find import folders_of
 
 POLICY = "policy.safetensors"  # file of a simulator policy, beside its config.yaml
 _MODEL = "policy"  # name of the folder of a language model
+_HEAD = 11  # width of the first column
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,9 +43,10 @@ class Trained:
 
 
 def where(run: Path) -> str:
-    """Return the last line that a run prints: its newest saved policy, and the command that plays this policy.
+    """Return the last lines that a run prints: its newest saved policy, and the command that plays this policy.
 
-    `run`: folder of the run.
+    A command that is wider than the terminal is broken before its last word, so that it can still be pasted. `run`:
+    folder of the run.
     """
     saved = [
         *folders_of(run)[:1],
@@ -52,4 +55,9 @@ def where(run: Path) -> str:
     if not saved:
         return "policy     none: the run ended before it had saved one"
     newest = max(saved, key=lambda path: path.stat().st_mtime_ns)
-    return f"policy     {newest}, played by: python -m rlplace.evaluate {shlex.quote(str(run))}"
+    head = "played by  python -m rlplace.evaluate"
+    word = shlex.quote(str(run))
+    command = f"{head} {word}"
+    if len(command) > shutil.get_terminal_size().columns:
+        command = f"{head} \\\n{' ' * _HEAD}{word}"
+    return f"policy     {newest}\n{command}"

@@ -51,6 +51,7 @@ from rlplace.workers.launch.gpu_sharing import known_obstacle, obstacle
 from rlplace.workers.launch.machines import visible_gpus
 
 USAGE = Path(__file__).with_name("train_usage.txt")
+COLUMNS_USAGE = Path(__file__).with_name("columns_usage.txt")
 
 DONE = 0
 FAILED = 1
@@ -69,7 +70,9 @@ def main(argv: Sequence[str] | None = None, job: Job | None = None) -> int:
         line = compose.CommandLine.of(argv)
         configs = compose.listed(compose.config_names(), indent="    ")
         usage = USAGE.read_text(encoding="utf-8").format(
-            program=typed("train"), configs=configs
+            program=typed("train"),
+            configs=configs,
+            columns=COLUMNS_USAGE.read_text(encoding="utf-8").rstrip(),
         )
         _show(usage.rstrip())
         if line.text:

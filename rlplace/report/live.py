@@ -5,7 +5,7 @@
      iter    env steps    return ...          lines, as in a pipe: they scroll
         7       28,672     104.3 ...
     iteration  8 of 40 ━━━━━━╺━━━━━━━━━━━━━━━━ 1 min 12 s left at most
-    last       return 104.3, episodes 30, steps/s 9,750
+    last       return 104.3, length 98, explained 0.52, kl 0.0081, clipped 9%
     seconds    rollout 0.18, learn 0.13, sync 0.03, moves 0.08
     now        learn for 0.1 s
     resident   actor full, env off, rollout off
@@ -67,8 +67,6 @@ class Display:
     """Shows the present state of a run in a block on a terminal.
 
     It is a sink (a receiver of metrics), so it is called with the metrics of each iteration.
-
-    If stdout is not a terminal, it only prints lines about the progress of the start.
     """
 
     def __init__(
@@ -86,9 +84,6 @@ class Display:
         self._console = console
         self._active = active
         self._began_s = time.monotonic()
-        # Ray, or a component -> its last step of the start.
-        self._starting: Mapping[str, str] = {}
-        self._telling = threading.Lock()
         # None while the workers start
         self._loop: Watched | None = None
         self._channels: Mapping[str, Channel] = {}
@@ -107,18 +102,6 @@ class Display:
         self._thread: threading.Thread | None = None
 
     # ── what the run tells ───────────────────────────────────────────────────────────────────────────────────────────
-
-    def starting(self, line: str) -> None:
-        """Show the progress of the start of the run. This may be called by any thread.
-
-        `line`: `<step>: <progress>`, such as a component and how many of its workers are ready.
-        """
-        if self._thread is None:
-            print(line, flush=True)
-            return
-        what, _, how = line.strip().partition(": ")
-        with self._telling:
-            self._starting = {**self._starting, what: how}
 
     def watch(
         self, loop: Watched, channels: Mapping[str, Channel], iterations: int
@@ -164,7 +147,7 @@ class Display:
         loop = self._loop
         if loop is None:
             started = f"for {span(now_s - self._began_s)}"
-            return [("starting", started), *self._starting.items()]
+            return [("starting", started)]
         # The step under way, residencies and channels, as they are at this moment.
         now = "between iterations"
         # Read once: the driver changes it
@@ -193,23 +176,25 @@ class Display:
 
         If the value is from an earlier iteration than the last one, the text names that iteration.
         """
-        for head, metric, form, _ in self._console.columns:
+        for column in self._console.columns:
+            metric = column.metric
             if metric.startswith("time/") or metric not in self._seen:
                 continue
             value, iteration = self._seen[metric]
-            text = f"{head} {value:{form}}"
+            text = f"{column.head} {column.text(value)}"
             if iteration < self._iterations:
                 text += f" (of iteration {iteration})"
             yield text
 
     def _stages(self) -> Iterator[str]:
         """Yield a text with the name and the seconds of each stage in the last iteration."""
-        for head, metric, form, _ in self._console.columns:
+        for column in self._console.columns:
+            metric = column.metric
             if not metric.startswith("time/") or not metric.endswith("_s"):
                 continue
             value, iteration = self._seen.get(metric, (0.0, -1))
             if iteration == self._iterations:
-                yield f"{head.removesuffix(' s')} {value:{form}}"
+                yield f"{column.head.removesuffix(' s')} {column.text(value)}"
 
     def left(self, now_s: float) -> str:
         """Return a text with the remaining time of the run, estimated by the median time of the latest iterations.

@@ -30,17 +30,34 @@ TENSORBOARD_FOLDER = "tensorboard"
 LINES_PER_HEADER = 40
 
 
+# Form of a return: those of some environments are at most 1, others are thousands.
+SCORE = "score"
+
+
 class Column(NamedTuple):
     """A column of the console, which shows one metric.
 
-    `head`: its heading. `form`: format of the value, for `format`. `width`: characters; the longest expected value
-    fits.
+    `head`: its heading. `form`: format of the value, for `format`, or SCORE. `width`: characters; the longest expected
+    value fits.
     """
 
     head: str
     metric: str
     form: str
     width: int
+
+    def text(self, value: float) -> str:
+        """Return a value of the metric as text, without padding."""
+        if self.form == SCORE:
+            return score_text(value)
+        return format(value, self.form)
+
+
+def score_text(value: float) -> str:
+    """Return a return as text: three decimals below 10, else one."""
+    if abs(value) < 10:
+        return f"{value:.3f}"
+    return f"{value:,.1f}"
 
 
 class Console(NamedTuple):
@@ -70,19 +87,28 @@ class Console(NamedTuple):
 # Widths of the first columns
 _ITERATION = 5
 _STEPS = 12
-# Columns that a narrow terminal does without, the first one first.
+# Columns that a narrow terminal does without, the first one first: seconds before learning.
 _DROPPED = (
     "time/sync_s",
     "time/moves_s",
     "time/overhead_share",
-    "actor/mismatch",
+    "env/episodes",
     "time/infer_s",
     "time/learn_s",
     "time/rollout_s",
-    "actor/length_learned",
-    "env/episodes",
-    "eval/reward",
+    "rollout/tokens_per_s",
+    "env/steps_per_s",
+    "actor/grad_norm",
+    "actor/entropy",
+    "actor/mismatch",
+    "actor/clip_fraction",
     "actor/kl_reference",
+    "actor/truncated_share",
+    "actor/approx_kl",
+    "actor/length_learned",
+    "env/episode_length",
+    "eval/reward",
+    "actor/explained_variance",
 )
 
 _STAGES = (
@@ -92,38 +118,45 @@ _STAGES = (
     Column("moves s", "time/moves_s", ".2f", 8),
     Column("overhead", "time/overhead_share", ".0%", 9),
 )
+_UPDATE = (
+    Column("entropy", "actor/entropy", ",.2f", 8),
+    Column("grad norm", "actor/grad_norm", ".3g", 10),
+)
+# What the updates of a simulator's policy did, and the speed.
 _SIMULATED = (
-    Column("return", "env/mean_return", ",.1f", 10),
+    # Steps of an episode, on average.
+    Column("length", "env/episode_length", ",.0f", 8),
+    # Explained variance of the values: 1 is best, 0 is that of a constant.
+    Column("explained", "actor/explained_variance", ".2f", 10),
+    Column("kl", "actor/approx_kl", ".4f", 8),
+    Column("clipped", "actor/clip_fraction", ".0%", 8),
+    *_UPDATE,
+    Column("steps/s", "env/steps_per_s", ",.0f", 9),
     # Episodes that ended in this iteration: without any there is no new return.
     Column("episodes", "env/episodes", ",.0f", 9),
-    Column("steps/s", "env/steps_per_s", ",.0f", 9),
 )
 _TEXT = (
     Column("reward", "actor/reward", ".3f", 8),
     Column("held out", "eval/reward", ".3f", 9),
     # Tokens of an answer, on average.
     Column("tokens", "actor/length_learned", ",.1f", 8),
-    Column("tokens/s", "rollout/tokens_per_s", ",.0f", 9),
+    # Answers that a limit of tokens cut.
+    Column("truncated", "actor/truncated_share", ".0%", 10),
     # Difference of engine and trainer, in log-probabilities.
     Column("mismatch", "actor/mismatch", ".1e", 9),
 )
-_SCORED = (
-    # KL of a sample, from the reference.
-    Column("kl", "actor/kl_reference", ",.2f", 8),
-    Column("infer s", "time/infer_s", ".2f", 8),
+_TEXT_SPEED = Column("tokens/s", "rollout/tokens_per_s", ",.0f", 9)
+# KL of a sample, from the reference.
+_KL_REFERENCE = Column("kl ref", "actor/kl_reference", ",.2f", 8)
+_INFER = Column("infer s", "time/infer_s", ".2f", 8)
+_RETURN = Column("return", "env/mean_return", SCORE, 10)
+_EVALUATED = Column("evaluated", "eval/return", SCORE, 10)
+RUN_CONSOLE = Console("env steps", (_RETURN, *_SIMULATED, *_STAGES))
+EVALUATED_CONSOLE = Console("env steps", (_RETURN, _EVALUATED, *_SIMULATED, *_STAGES))
+TEXT_CONSOLE = Console("answers", (*_TEXT, *_UPDATE, _TEXT_SPEED, *_STAGES))
+SCORED_CONSOLE = Console(
+    "answers", (*_TEXT, _KL_REFERENCE, *_UPDATE, _TEXT_SPEED, _INFER, *_STAGES)
 )
-RUN_CONSOLE = Console("env steps", (*_SIMULATED, *_STAGES))
-EVALUATED_CONSOLE = Console(
-    "env steps",
-    (
-        *_SIMULATED[:1],
-        Column("evaluated", "eval/return", ",.1f", 10),
-        *_SIMULATED[1:],
-        *_STAGES,
-    ),
-)
-TEXT_CONSOLE = Console("answers", (*_TEXT, *_STAGES))
-SCORED_CONSOLE = Console("answers", (*_TEXT, *_SCORED, *_STAGES))
 
 
 def is_terminal(stream: TextIO) -> bool:
@@ -165,7 +198,7 @@ class ConsoleSink:
         for column in columns:
             cell = "-"
             if column.metric in metrics:
-                cell = format(metrics[column.metric], column.form)
+                cell = column.text(metrics[column.metric])
             line += cell.rjust(column.width)
         self._stream.write(f"{line}\n")
         self._stream.flush()

@@ -19,6 +19,7 @@ from rlplace.placement.memory.ledger import Measurements, MemoryLedger
 from rlplace.placement.schedule import Residency, base_stage
 from rlplace.report import learning
 from rlplace.report.learning import LearningWatch
+from rlplace.report.sinks import score_text
 from rlplace.report.utilisation import SYNC, usage_rows
 from rlplace.units import show_bytes
 
@@ -34,6 +35,7 @@ _KEPT = (
     "skipped",
     "named",
     "warnings",
+    "learned",
 )
 # Ends of the metrics that count what `faults.on_poison: skip` left out.
 _SKIPPED = ("/poisoned", "/skipped_steps")
@@ -53,7 +55,8 @@ class Measures:
     `window`: number of latest episodes in the mean return, rounded up to whole iterations.
     `evaluated`: metric with the mean score of an evaluation.
     `steps`: name of a run's steps in summary.json. `counts`: key of summary.json -> metric to sum up for it.
-    `signs`: signs that nothing is learned, of which the run warns.
+    `signs`: signs that nothing is learned, of which the run warns. `learned`: metrics that tell how the policy learned;
+    the summary has their first and last values.
     """
 
     score: str
@@ -64,6 +67,7 @@ class Measures:
     steps: str
     counts: Mapping[str, str] = dataclasses.field(default_factory=dict)
     signs: Sequence[learning.Name] = tuple(sign.name for sign in learning.SIGNS)
+    learned: Sequence[str] = ()
 
 
 SIMULATED = Measures(
@@ -73,6 +77,14 @@ SIMULATED = Measures(
     window=100,
     evaluated="eval/return",
     steps="env_steps",
+    learned=(
+        "env/episode_length",
+        "actor/explained_variance",
+        "actor/approx_kl",
+        "actor/clip_fraction",
+        "actor/entropy",
+        "actor/grad_norm",
+    ),
 )
 TEXT = Measures(
     score="actor/reward",
@@ -82,6 +94,14 @@ TEXT = Measures(
         "tokens_generated": "rollout/tokens",
         "tokens_learned": "actor/tokens_learned",
     },
+    learned=(
+        "actor/length_learned",
+        "actor/truncated_share",
+        "actor/mismatch",
+        "actor/kl_reference",
+        "actor/entropy",
+        "actor/grad_norm",
+    ),
 )
 
 
@@ -95,8 +115,8 @@ class Progress:
     episodes) of the latest iterations, as many as the window needs. `evaluations`: policy version -> mean score of its
     evaluation, such as the mean reward of held-out prompts; None: no answer has a score. `skipped`: metric -> how many
     rows, samples or steps were skipped because a number was not finite. `named`: records of the first skipped items, as
-    in summary.json. `earlier_s`: seconds of the earlier commands of a resumed run. `watch`: warns if nothing is
-    learned.
+    in summary.json. `earlier_s`: seconds of the earlier commands of a resumed run. `learned`: metric of
+    `Measures.learned` -> its first and its last value. `watch`: warns if nothing is learned.
     """
 
     measures: Measures
@@ -112,6 +132,7 @@ class Progress:
     skipped: dict[str, int] = dataclasses.field(default_factory=dict)
     named: list[dict[str, Any]] = dataclasses.field(default_factory=list)
     earlier_s: float = 0.0
+    learned: dict[str, list[float]] = dataclasses.field(default_factory=dict)
     watch: LearningWatch = dataclasses.field(init=False)
 
     def __post_init__(self) -> None:
@@ -168,6 +189,11 @@ class Progress:
         self._add_seconds(numbers)
         for name, metric in self.measures.counts.items():
             self.counts[name] = self.counts.get(name, 0.0) + numbers.get(metric, 0.0)
+        for metric in self.measures.learned:
+            if metric in numbers:
+                first = self.learned.get(metric, [numbers[metric]])[0]
+                # A new dict: a checkpoint has a shallow copy of the old one
+                self.learned = {**self.learned, metric: [first, numbers[metric]]}
         score = numbers.get(self.measures.score)
         if score is None:
             return
@@ -305,6 +331,7 @@ def summary(progress: Progress, folder: Path) -> dict[str, Any]:
     # Runs of language models have these keys without an evaluation, too.
     if progress.measures.episodes is None or progress.evaluations:
         record |= _held_out(progress)
+    record["learned"] = progress.learned
     for name, value in progress.counts.items():
         record[name] = int(value)
     seconds = {}
@@ -391,6 +418,19 @@ def _components(owners: Iterable[str]) -> list[str]:
     return list(dict.fromkeys(component_of(owner) or owner for owner in owners))
 
 
+# Metric -> its head in the line about what was learned, and the format of its values
+_LEARNED = {
+    "env/episode_length": ("length", ",.0f"),
+    "actor/length_learned": ("tokens of an answer", ",.1f"),
+    "actor/truncated_share": ("truncated", ".0%"),
+    "actor/mismatch": ("mismatch", ".1e"),
+    "actor/kl_reference": ("kl from the reference", ",.2f"),
+    "actor/explained_variance": ("explained variance", ".2f"),
+    "actor/approx_kl": ("kl", ".4f"),
+    "actor/clip_fraction": ("clipped", ".0%"),
+    "actor/entropy": ("entropy", ",.2f"),
+    "actor/grad_norm": ("gradient norm", ".3g"),
+}
 _OVERHEAD = (
     "simulator, policy nor learning, of the slowest rank or of all on their cores"
 )
@@ -411,6 +451,9 @@ def summary_text(report: Mapping[str, Any]) -> str:
         rows += _text_rows(report)
     else:
         rows += _own_rows(report)
+    # How it was learned, and signs that nothing was.
+    rows += _learned_rows(report.get("learned", {}))
+    rows += [("warning", str(each["text"])) for each in report.get("warnings", ())]
     # Where the time went.
     rows += _seconds_rows(report)
     rows += _predicted_rows(report.get("predicted", {}))
@@ -418,7 +461,6 @@ def summary_text(report: Mapping[str, Any]) -> str:
     # What did not go as planned.
     rows += _fault_rows(report.get("faults", {}))
     rows += _skipped_rows(report.get("skipped", {}))
-    rows += [("warning", str(each["text"])) for each in report.get("warnings", ())]
     rows += _wait_rows(report.get("waits", {}))
     rows += _memory_rows(report.get("memory", {}))
 
@@ -517,7 +559,7 @@ def _simulated_rows(report: Mapping[str, Any]) -> Rows:
         if value is None:
             returns.append("no episode finished")
         else:
-            returns.append(f"{value:,.1f}")
+            returns.append(score_text(value))
     window = f"(first iteration, last {SIMULATED.window} episodes)"
     yield "return", f"{' -> '.join(returns)}   {window}"
     evaluations = list(report.get("evaluations", {}).items())
@@ -538,7 +580,21 @@ def _simulated_rows(report: Mapping[str, Any]) -> Rows:
 def _return(value: float | None) -> str:
     if value is None:
         return "none"
-    return f"{value:,.1f}"
+    return score_text(value)
+
+
+def _learned_rows(learned: Mapping[str, Sequence[float]]) -> Rows:
+    """Yield (head, text) of the line with first and last values of metrics that tell how the policy learned.
+
+    `learned`: metric -> its first and its last value.
+    """
+    texts = []
+    for metric, (head, form) in _LEARNED.items():
+        if metric in learned:
+            first, last = learned[metric]
+            texts.append(f"{head} {first:{form}} -> {last:{form}}")
+    if texts:
+        yield "learning", f"{', '.join(texts)}   (first, last iteration)"
 
 
 def _own_rows(report: Mapping[str, Any]) -> Rows:

@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import itertools
 import json
+import shutil
 import time
 import traceback
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -285,7 +286,7 @@ def _run(
     with (
         callbacks,
         _shown(job, display, signals),
-        _cluster(job, display, folder) as cluster,
+        _cluster(job, folder) as cluster,
         ExitStack() as opened,
     ):
 
@@ -331,7 +332,12 @@ def _run(
                 f"ready after {time.perf_counter() - began:.1f} s: {cluster.describe()}"
             )
         )
-        print(f"files: {folder}   (what workers print: {LOGS}/)", flush=True)
+        # Wrapped before the note, never within the path
+        note = f"(what workers print: {LOGS}/)"
+        files = f"files: {folder}   {note}"
+        if len(files) > shutil.get_terminal_size().columns:
+            files = f"files: {folder}\n  {note}"
+        _tell(files)
         channels = {
             name: channel
             for group in groups.values()
@@ -462,7 +468,7 @@ def _shown(
     return contextlib.nullcontext()
 
 
-def _cluster(job: JobSpec, display: Display, folder: Path) -> Cluster:
+def _cluster(job: JobSpec, folder: Path) -> Cluster:
     cluster = job.config.cluster
     topology = job.plan.topology
     shared = {
@@ -472,7 +478,7 @@ def _cluster(job: JobSpec, display: Display, folder: Path) -> Cluster:
         cluster,
         topology,
         shared_bytes=shared,
-        tell=display.starting,
+        tell=_tell,
         workers=job.workers.values(),
         output=folder / LOGS,
         variables=variables_of(job.config, job.job.variables(job.config)),

@@ -18,6 +18,7 @@ from tensorboard.backend.event_processing.event_file_loader import LegacyEventFi
 from rlplace.errors import ConfigError, OutputError
 from rlplace.extras import install_command
 from rlplace.report.sinks import (
+    EVALUATED_CONSOLE,
     LINES_PER_HEADER,
     RUN_CONSOLE,
     SCORED_CONSOLE,
@@ -33,6 +34,12 @@ from rlplace.report.sinks import (
 
 NUMBERS = {
     "env/mean_return": 471.25,
+    "env/episode_length": 98.4,
+    "actor/explained_variance": 0.525,
+    "actor/approx_kl": 0.00812,
+    "actor/clip_fraction": 0.094,
+    "actor/entropy": 0.661,
+    "actor/grad_norm": 8.776,
     "env/episodes": 17.0,
     "env/steps_per_s": 12345.6,
     "time/rollout_s": 1.234,
@@ -40,6 +47,27 @@ NUMBERS = {
     "time/sync_s": 0.01,
     "time/moves_s": 0.002,
     "time/overhead_share": 0.123,
+}
+# Numbers about learning that have room in 80 columns; with one column more, the last of them does not.
+LEARNING = {
+    RUN_CONSOLE: [
+        "return",
+        "length",
+        "explained",
+        "kl",
+        "clipped",
+        "entropy",
+        "grad norm",
+    ],
+    TEXT_CONSOLE: [
+        "reward",
+        "held out",
+        "tokens",
+        "truncated",
+        "mismatch",
+        "entropy",
+        "grad norm",
+    ],
 }
 
 
@@ -52,9 +80,9 @@ def test_the_console_shows_one_aligned_line_per_iteration(
     sink(1, 4096, NUMBERS)
     sink(1000, 4_096_000, NUMBERS | {"env/mean_return": -1234.5})
     assert out.getvalue().splitlines() == [
-        " iter   env steps    return episodes  steps/s rollout s learn s moves s overhead",
-        "    1       4,096     471.2       17   12,346      1.23    0.50    0.00      12%",
-        "1,000   4,096,000  -1,234.5       17   12,346      1.23    0.50    0.00      12%",
+        " iter   env steps    return  length explained      kl clipped entropy grad norm",
+        "    1       4,096     471.2      98      0.53  0.0081      9%    0.66      8.78",
+        "1,000   4,096,000  -1,234.5      98      0.53  0.0081      9%    0.66      8.78",
     ]
 
 
@@ -70,7 +98,7 @@ def test_the_console_marks_what_is_not_known_and_repeats_its_heading_in_bold_on_
         for i in range(LINES_PER_HEADER + 1):
             sink(i, 64, {"env/mean_return": float("nan")})
     lines = file.getvalue().splitlines()
-    assert lines[1].split() == ["0", "64", "nan", "-", "-", "-", "-", "-", "-", "-"]
+    assert lines[1].split() == ["0", "64", "nan", *["-"] * 10]
     headings = (0, LINES_PER_HEADER + 1)
     assert [
         f"\x1b[1m{line}\x1b[0m" if i in headings else line
@@ -80,10 +108,10 @@ def test_the_console_marks_what_is_not_known_and_repeats_its_heading_in_bold_on_
 
 @pytest.mark.parametrize(
     "console",
-    [RUN_CONSOLE, TEXT_CONSOLE, SCORED_CONSOLE],
-    ids=["run", "text", "scored"],
+    [RUN_CONSOLE, EVALUATED_CONSOLE, TEXT_CONSOLE, SCORED_CONSOLE],
+    ids=["run", "evaluated", "text", "scored"],
 )
-@pytest.mark.parametrize("width", [40, 80, 120])
+@pytest.mark.parametrize("width", [40, 80, 120, 160])
 @pytest.mark.parametrize("terminal", [True, False])
 def test_no_line_is_wider_than_the_terminal_nor_in_a_pipe(
     terminal: bool, width: int, console: Console, monkeypatch: pytest.MonkeyPatch
@@ -98,10 +126,33 @@ def test_no_line_is_wider_than_the_terminal_nor_in_a_pipe(
     heading, line = out.getvalue().splitlines()
     assert len(heading) == len(line) <= width
     shown = [column.head for column in console.columns if column.head in heading]
-    assert (len(shown) == len(console.columns)) == (width == 120)
-    compared = {40: [], 80: [TEXT_CONSOLE], 120: [TEXT_CONSOLE, SCORED_CONSOLE]}
-    assert ("mismatch" in shown) == (console in compared[width])
-    assert ("reward" if console is not RUN_CONSOLE else "return") in shown
+    assert (len(shown) == len(console.columns)) == (width == 160)
+    assert shown[0] in ("reward", "return")
+    # Seconds have room only where all numbers about learning have it.
+    learning = LEARNING[TEXT_CONSOLE]
+    if "return" in shown:
+        learning = LEARNING[RUN_CONSOLE]
+    if "kl ref" in heads(console) or "evaluated" in heads(console):
+        learning = learning[:-1]
+    assert (set(learning) <= set(shown)) == (width >= 80)
+    if width <= 80:
+        assert not {"rollout s", "learn s", "overhead"} & set(shown)
+
+
+def heads(console: Console) -> list[str]:
+    return [column.head for column in console.columns]
+
+
+def test_small_returns_have_more_decimals_than_large_ones(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    out = io.StringIO()
+    sink = ConsoleSink(out)
+    for iteration, value in enumerate((0.9421, -9.75, 10.0, 5836.25), 1):
+        sink(iteration, 64, {"env/mean_return": value})
+    shown = [line.split()[2] for line in out.getvalue().splitlines()[1:]]
+    assert shown == ["0.942", "-9.750", "10.0", "5,836.2"]
 
 
 def test_a_terminal_that_changes_its_width_gets_a_new_heading(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -228,3 +229,26 @@ def test_the_seconds_of_a_custom_job_are_those_of_its_stages() -> None:
     report = summary(progress, Path("runs/x")) | {"stages": ["play 2", "send"]}
     text = summary_text(report)
     assert "training 2.0 (play 2 1.0, send weights 0.2, send 0.5, moves 0.1)" in text
+
+
+def test_what_was_learned_comes_before_the_seconds() -> None:
+    progress = Progress(measures=TEXT, began=0.0)
+    progress.add(iteration(0.1, **{"actor/entropy": 1.5, "actor/grad_norm": 2.0}), 64)
+    progress.add(iteration(0.2, **{"actor/entropy": 1.25}), 64)
+    saved = json.loads(json.dumps(progress.state()))
+    progress.add(iteration(0.3, **{"actor/entropy": 0.75}), 64)
+    report = summary(progress, Path("runs/x"))
+    assert report["learned"] == {
+        "actor/entropy": [1.5, 0.75],
+        "actor/grad_norm": [2.0, 2.0],
+    }
+    report["warnings"] = [{"text": "nothing is learned"}]
+    heads = [line.split()[0] for line in summary_text(report).splitlines() if line]
+    assert heads[:5] == ["reward", "tokens", "learning", "warning", "seconds"]
+    line = "learning   entropy 1.50 -> 0.75, gradient norm 2 -> 2   (first, last iteration)"
+    assert line in summary_text(report)
+    # A run that goes on from a checkpoint keeps the first values.
+    resumed = Progress(measures=TEXT, began=0.0)
+    resumed.resume(saved)
+    resumed.add(iteration(0.3, **{"actor/entropy": 0.5}), 64)
+    assert resumed.learned["actor/entropy"] == [1.5, 0.5]

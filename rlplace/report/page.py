@@ -11,7 +11,7 @@ from rlplace.config.blocks.engine import RunnerConfig
 from rlplace.placement.machines.topology import Ranges
 from rlplace.placement.show.drawing import PALETTE, style
 from rlplace.placement.show.html import document, table, tiles
-from rlplace.report.charts import STYLE, Line, chart, number
+from rlplace.report.charts import CONTROLS, Line, chart, number, scripts, styles
 from rlplace.report.record import RunRecord
 from rlplace.report.summary import (
     SIMULATED,
@@ -25,19 +25,23 @@ from rlplace.report.utilisation import bottleneck, only_sync
 from rlplace.units import clipped, plural, show_bytes
 
 _LOOK = (
-    f"{style(len(PALETTE))}<style>{LOOK}{STYLE}.plan svg{{margin-bottom:12px}}details{{margin:12px 0}}"
-    ".charts{display:grid;grid-template-columns:repeat(auto-fill,minmax(290px,1fr));gap:12px}summary{cursor:pointer}"
+    f"{style(len(PALETTE))}<style>{LOOK}{styles()}.plan svg{{margin-bottom:12px}}details{{margin:12px 0}}"
+    ".charts{display:grid;grid-template-columns:repeat(auto-fill,minmax(min(290px,100%),1fr));gap:12px}"
+    "summary{cursor:pointer}.lines{margin-top:16px;overflow-wrap:anywhere}@media(min-width:1400px){main{max-width:1320px}}"
     ".samples td{vertical-align:top}"
     ".samples td:nth-child(n+4){white-space:pre-wrap;overflow-wrap:anywhere;min-width:220px}"
-    ".chart{width:100%;background:var(--card);border:1px solid var(--line);border-radius:12px;padding:6px}</style>"
+    "</style>"
 )
 _SHARES = {"busy": "at work", "bubble": "idle", "moves": "moves", "sync": "sync"}
 # Headings of curves, and the ends of the names of metrics below them.
+_SPEED = "Speed"
+_RETURN = "Return"
 _CURVES: Mapping[str, Sequence[str]] = {
-    "Return": (
+    _RETURN: (
         "/mean_return",
         "env/return",
         "actor/reward",
+        "eval/return",
         "eval/reward",
         "/length_learned",
         "/episode_length",
@@ -50,7 +54,7 @@ _CURVES: Mapping[str, Sequence[str]] = {
         "/clip_fraction",
     ),
     "KL": ("/approx_kl", "/kl_reference", "/mismatch", "/mismatch_max", "/mismatch_kl"),
-    "Speed": ("/steps_per_s", "/tokens_per_s", "time/iteration_s"),
+    _SPEED: ("/steps_per_s", "/tokens_per_s", "time/iteration_s"),
 }
 # Looks of the states that are not as good as finished.
 _LOOKS = {FAILED: "tight", STOPPED: "unknown", "ended early": "unknown"}
@@ -87,6 +91,10 @@ _SAMPLE = (">iteration", ">reward", ">tokens", "prompt", "answer")
 _SAMPLES = "Of the first and the last iteration, from the least reward to the greatest; samples.jsonl has those of all."
 _SHOWN = 1200  # characters of a text
 _MOST_ROWS = 64
+_MOST_KEYS = 2  # changed keys of the config that name a run in a comparison
+_SHORT = 24  # characters of such a value
+# Keys that say where a run writes, not what it is
+_PLACES_OF_RUN = ("runner.output_dir", "resume")
 
 Rows = Iterable[Sequence[str]]
 Numbers = Mapping[str, float]
@@ -101,12 +109,22 @@ def render_report(run: RunRecord) -> str:
     )
     predicted = summary.get("predicted", {})
     source = escape(predicted.get("from", ""))
+    curves = _curves({run.name: run})
+    # The curves about speed are shown with the tables of seconds.
+    speed = curves.pop(_SPEED, "")
     parts = [
         _LOOK,
         f"<h1>{heading}</span></h1>",
         f"<p>{escape(_machines(run))}</p>",
         tiles(_tiles(run)),
+        # How the policy learned.
+        *_learning(curves, {run.name: run}),
+        '<div class="samples">',
+        *_section("Samples", _SAMPLE, _samples(run), _SAMPLES),
+        "</div>",
+        '<div class="lines">',
         *(f"<p>{escape(line)}</p>" for line in _lines(run)),
+        "</div>",
         # The time of the run, from the picture to the parts.
         f'<h2>Timeline</h2>\n<div class="plan">{run.timeline}</div>',
         *_section("Accelerators by stage", _USE, _uses(run)),
@@ -124,11 +142,7 @@ def render_report(run: RunRecord) -> str:
             _AGAINST,
             _against(_memory(summary), _bytes),
         ),
-        # Its results.
-        *_curves({run.name: run}),
-        '<div class="samples">',
-        *_section("Samples", _SAMPLE, _samples(run), _SAMPLES),
-        "</div>",
+        speed,
         # Data that was moved.
         *_section(
             "Transfers",
@@ -150,7 +164,7 @@ def render_report(run: RunRecord) -> str:
         f"<h2>Config</h2>\n{_folded('config.yaml', run.config)}",
         *_section("Machine and versions", ("what", "is"), _made_with(summary)),
     ]
-    return document(f"{run.name}: report", parts)
+    return document(f"{run.name}: report", parts, scripts())
 
 
 def render_comparison(left: RunRecord, right: RunRecord) -> str:
@@ -166,41 +180,64 @@ def render_comparison(left: RunRecord, right: RunRecord) -> str:
     for run in (left, right):
         line = f"{run.folder}: {_state(run)}; {_machines(run)}"
         parts.append(f"<p>{escape(line)}</p>")
+    # Curves of both runs in the same charts.
+    curves = _curves(runs)
+    speed = curves.pop(_SPEED, "")
+    parts += _learning(curves, runs)
     heading = ("", *(f">{name}" for name in names), ">ratio")
     parts += _section("Numbers", heading, _side_by_side(left, right))
 
     # Keys of either config with different values, as they are written.
     changed = []
-    for key in dict.fromkeys([*left.keys, *right.keys]):
-        values = [run.keys.get(key) for run in (left, right)]
-        if values[0] != values[1]:
-            shown = ["not set" if value is None else value for value in values]
-            changed.append((key, *shown))
+    for key in _changed_keys(left, right):
+        shown = [run.keys.get(key, "not set") for run in (left, right)]
+        changed.append((key, *shown))
     if changed:
         parts += _section("Changed keys of the config", ("key", *names), changed)
     else:
         parts.append("<p>The same config.</p>")
 
-    # Curves of both runs in the same charts, timelines below each other.
-    parts += _curves(runs)
+    # Speed, and timelines below each other.
+    parts.append(speed)
     pictures = ""
     for name, run in runs.items():
         pictures += f"<h3>{escape(name)}</h3>{run.timeline}"
     parts.append(f'<h2>Timeline</h2>\n<div class="plan">{pictures}</div>')
-    return document(title, parts)
+    return document(title, parts, scripts())
 
 
 def _distinct_names(left: RunRecord, right: RunRecord) -> list[str]:
     """Return two different names for the runs `left` and `right`, in this order.
 
-    The names are those of the configs. If they are equal, the names of the folders are used; if these are equal as
-    well, the paths of the folders.
+    The names are those of the configs. If they are equal, the names say which values of the config differ, such as
+    `lr=0.001`. If too many differ, or none, the names are those of the folders; if these are equal as well, the paths
+    of the folders.
     """
     if left.name != right.name:
         return [left.name, right.name]
+    keys = [
+        key for key in _changed_keys(left, right) if not key.startswith(_PLACES_OF_RUN)
+    ]
+    if 0 < len(keys) <= _MOST_KEYS:
+        return [_values_of(run, keys) for run in (left, right)]
     if left.folder.name != right.folder.name:
         return [left.folder.name, right.folder.name]
     return [str(left.folder), str(right.folder)]
+
+
+def _changed_keys(left: RunRecord, right: RunRecord) -> list[str]:
+    """Return the keys of either config with different values."""
+    keys = dict.fromkeys([*left.keys, *right.keys])
+    return [key for key in keys if left.keys.get(key) != right.keys.get(key)]
+
+
+def _values_of(run: RunRecord, keys: Sequence[str]) -> str:
+    """Return the values of these keys of a run's config as text, each with the last word of its key."""
+    texts = []
+    for key in keys:
+        value = clipped(run.keys.get(key, "not set"), _SHORT, "…")
+        texts.append(f"{key.rpartition('.')[2]}={value}")
+    return f"{run.name} {', '.join(texts)}"
 
 
 def _folded(name: str, content: str) -> str:
@@ -486,27 +523,69 @@ def _against(
         yield name, shown, show(measured), ratio
 
 
-def _curves(runs: Mapping[str, RunRecord]) -> Iterator[str]:
-    """Yield HTML with headings and charts: a chart for each metric, with a line for each run.
+def _curves(runs: Mapping[str, RunRecord]) -> dict[str, str]:
+    """Return heading -> HTML of the section with the curves below this heading. `runs`: label -> run.
 
-    `runs`: label -> run. If there is only one run, there are two more charts: all its stages, and all shares of the
-    accelerators' time.
+    The first curve of the page is the score, as wide as the page.
     """
     metrics = list(dict.fromkeys(name for run in runs.values() for name in run.metrics))
     if all(is_custom(run.summary) for run in runs.values()):
         headings = _curves_of_custom(runs, metrics)
     else:
         headings = _curves_of_shipped(metrics)
+    sections: dict[str, str] = {}
     for title, names in headings.items():
-        charts = [_curve(name, runs) for name in names]
-        if title == "Speed" and len(runs) == 1:
+        charts: list[str] = []
+        for name in names:
+            first = not sections and not charts and title != _SPEED
+            charts.append(_curve(name, runs, wide=first))
+        if title == _SPEED and len(runs) == 1:
             (run,) = runs.values()
             charts += _together(run)
-        if charts:
-            yield f'<h2>{escape(title)}</h2>\n<div class="charts">{"".join(charts)}</div>'
+        if any(charts):
+            inside = "".join(charts)
+            if title == _RETURN:
+                # Of language models it is the reward
+                names_of_score = [_score(run.summary) for run in runs.values()]
+                title = " or ".join(dict.fromkeys(names_of_score)).capitalize()
+            sections[title] = (
+                f'<h2>{escape(title)}</h2>\n<div class="charts">{inside}</div>'
+            )
+    return sections
+
+
+def _learning(
+    curves: Mapping[str, str], runs: Mapping[str, RunRecord]
+) -> Iterator[str]:
+    """Yield the HTML of the curves about learning, and a line for each run that has none.
+
+    `curves`: heading -> HTML of its section. `runs`: label -> run.
+    """
+    if curves:
+        yield CONTROLS
+    yield from curves.values()
     for label, run in runs.items():
         if not run.metrics:
             yield f"<p>{escape(label)} has no curves: its runner.sinks have no jsonl.</p>"
+
+
+def _steps(run: RunRecord) -> Mapping[float, float] | None:
+    """Return iteration -> env steps or samples until then; None for a job without them."""
+    steps = run.metrics.get("env_steps")
+    if steps is None:
+        return None
+    return dict(zip(steps.iterations, steps.values, strict=True))
+
+
+def _axis(runs: Iterable[RunRecord]) -> str:
+    """Return the name of the horizontal axis of charts with these runs."""
+    names = set()
+    for run in runs:
+        if _steps(run) is None:
+            names.add("iterations")
+        else:
+            names.add(steps_name(run.summary).replace("_", " "))
+    return " or ".join(sorted(names))
 
 
 def _curves_of_shipped(metrics: Sequence[str]) -> dict[str, list[str]]:
@@ -538,17 +617,20 @@ def _curves_of_custom(
         for component in run.plan["components"]:
             names = _metrics_of(component, metrics)
             found[component] = [name for name in names if name not in scores]
-    found["Speed"] = [name for name in metrics if name == "time/iteration_s"]
+    found[_SPEED] = [name for name in metrics if name == "time/iteration_s"]
     return found
 
 
-def _curve(metric: str, runs: Mapping[str, RunRecord]) -> str:
-    """Return a chart of one metric, with a line for each run that has this metric. `runs`: label -> run."""
+def _curve(metric: str, runs: Mapping[str, RunRecord], wide: bool = False) -> str:
+    """Return a chart of one metric, with a line for each run that has this metric.
+
+    `runs`: label -> run. `wide`: whether the chart is as wide as the page.
+    """
     lines = []
     for at, (label, run) in enumerate(runs.items()):
         if metric in run.metrics:
-            lines.append(Line(label, at, run.metrics[metric]))
-    return chart(metric, lines)
+            lines.append(Line(label, at, run.metrics[metric], _steps(run)))
+    return chart(metric, lines, _axis(runs.values()), wide)
 
 
 def _together(run: RunRecord) -> Iterator[str]:
@@ -564,9 +646,10 @@ def _together(run: RunRecord) -> Iterator[str]:
         lines: list[Line] = []
         for metric, label in labels.items():
             if metric in run.metrics:
-                lines.append(Line(label, len(lines), run.metrics[metric]))
+                series = run.metrics[metric]
+                lines.append(Line(label, len(lines), series, _steps(run)))
         if lines:
-            yield chart(title, lines)
+            yield chart(title, lines, _axis([run]))
 
 
 def _samples(run: RunRecord) -> Rows:

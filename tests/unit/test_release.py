@@ -24,6 +24,25 @@ def test_the_package_says_that_it_is_typed() -> None:
     assert "Typing :: Typed" in PROJECT["project"]["classifiers"]
 
 
+def test_every_file_that_the_package_reads_is_installed_with_it() -> None:
+    data = PROJECT["tool"]["setuptools"]["package-data"]
+    package = ROOT / "rlplace"
+    installed = set()
+    for name, patterns in data.items():
+        for pattern in patterns:
+            installed |= set(ROOT.joinpath(*name.split(".")).glob(pattern))
+    # Configs are a link: builds copy what it leads to
+    beside = [
+        path
+        for path in package.rglob("*")
+        if path.is_file()
+        and path.suffix not in (".py", ".pyc")
+        and "configs" not in path.parts
+    ]
+    assert len(beside) > 20
+    assert set(beside) <= installed
+
+
 def test_the_classifiers_name_the_versions_of_python_that_are_allowed() -> None:
     least, below = re.findall(r"3\.(\d+)", PROJECT["project"]["requires-python"])
     named = []

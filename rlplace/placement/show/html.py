@@ -1,10 +1,12 @@
 """A plan as one HTML page that stands alone: verdict, picture, problems, memory, tables.
 
-The page makes no requests and has no script.
+The page makes no requests. A plan has no script; a report brings those that draw its curves.
 """
 
 from __future__ import annotations
 
+import base64
+import hashlib
 import textwrap
 from collections.abc import Iterable, Iterator, Sequence
 from html import escape
@@ -58,18 +60,31 @@ def render_html(view: PlanView, seconds: Iterable[str] = ()) -> str:
     )
 
 
-def document(heading: str, parts: Iterable[str]) -> str:
-    """Return a whole HTML page. `heading`: its title. `parts`: its content, in HTML."""
+def document(heading: str, parts: Iterable[str], scripts: Sequence[str] = ()) -> str:
+    """Return a whole HTML page.
+
+    `heading`: its title. `parts`: its content, in HTML. `scripts`: run at the end of the page. The page allows no other
+    scripts: their hashes are in its policy.
+    """
     style = _STYLE.read_text(encoding="utf-8")
+    policy = _POLICY
+    if scripts:
+        hashes = ""
+        for script in scripts:
+            digest = hashlib.sha256(script.encode()).digest()
+            hashes += f" 'sha256-{base64.b64encode(digest).decode()}'"
+        policy += f"; script-src{hashes}"
     return "\n".join(
         [
             '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">',
             '<meta name="viewport" content="width=device-width, initial-scale=1">',
-            f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}">',
+            f'<meta http-equiv="Content-Security-Policy" content="{policy}">',
             f"<title>{escape(heading)}</title>\n<style>\n{style}</style>\n</head>",
             "<body>\n<main>",
             *parts,
-            "</main>\n</body>\n</html>\n",
+            "</main>",
+            *(f"<script>{script}</script>" for script in scripts),
+            "</body>\n</html>\n",
         ]
     )
 

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import base64
+import hashlib
 import html.parser
 import json
+import re
 import webbrowser
 from pathlib import Path
 from typing import Any
@@ -12,7 +15,7 @@ import pytest
 
 from rlplace.errors import ConfigError
 from rlplace.report.__main__ import main
-from rlplace.report.page import render_report
+from rlplace.report.page import render_comparison, render_report
 from rlplace.report.record import read_run
 from rlplace.report.timeline import render_timeline
 from tests.iterations import iteration
@@ -162,7 +165,7 @@ class Page(html.parser.HTMLParser):
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         assert not {"src", "href", "xlink:href"} & {name for name, _ in attrs}
-        assert tag not in ("script", "link", "img", "iframe")
+        assert tag not in ("link", "img", "iframe")
         if tag != "meta":
             self.open.append(tag)
         if tag == "tr":
@@ -219,6 +222,14 @@ def test_the_page_has_the_numbers_of_the_run_and_needs_nothing_else(
         in text
     )
     assert "url(" not in text
+    # The browser runs the scripts of the page and no others: the policy has their hashes.
+    scripts = re.findall(r"<script>(.*?)</script>", text, re.DOTALL)
+    hashes = ""
+    for script in scripts:
+        digest = hashlib.sha256(script.encode()).digest()
+        hashes += f" 'sha256-{base64.b64encode(digest).decode()}'"
+    assert "uPlot" in scripts[0]
+    assert f'; script-src{hashes}">' in text
 
 
 def test_channels_of_a_resumed_run_are_told_by_what_was_trained_since(
@@ -243,6 +254,97 @@ def test_a_curve_has_a_point_for_each_iteration_with_a_value(tmp_path: Path) -> 
     assert points[1][1] - points[0][1] == pytest.approx(
         2 * (points[2][1] - points[1][1]), abs=0.2
     )
+
+
+def curve_data(text: str, title: str) -> dict[str, Any]:
+    """Return what the script of the page is given for the chart with this title."""
+    chart = text.partition(f'aria-label="{title}"')[2]
+    found = chart.partition('<script type="application/json">')[2]
+    data: dict[str, Any] = json.loads(found.partition("</script>")[0])
+    return data
+
+
+def with_metrics(run: Path, records: dict[int, dict[str, float]]) -> Path:
+    lines = [
+        json.dumps({"iteration": i, "env_steps": 64 * i, **record})
+        for i, record in records.items()
+    ]
+    (run / "metrics.jsonl").write_text("\n".join([*lines, ""]))
+    return run
+
+
+def test_curves_are_by_env_steps_and_where_no_value_is_there_is_a_gap(
+    tmp_path: Path,
+) -> None:
+    # Without a value in iteration 3; evaluated in every fourth iteration
+    records = {
+        i: {"actor/grad_norm": 1.0} | ({"env/mean_return": float(i)} if i != 3 else {})
+        for i in range(1, 9)
+    }
+    records[4]["eval/return"] = 5.0
+    records[8]["eval/return"] = 7.0
+    run = with_metrics(make_run(tmp_path / "run"), records)
+    text = render_report(read_run(run))
+    data = curve_data(text, "env/mean_return")
+    assert data["axis"] == "env steps"
+    (line,) = data["lines"]
+    assert line["x"] == [64, 128, 192, 256, 320, 384, 448, 512]
+    assert line["y"] == [1, 2, None, 4, 5, 6, 7, 8]
+    chart = text.partition('aria-label="env/mean_return"')[2].partition("</svg>")[0]
+    assert chart.partition('line" d="')[2].partition('"')[0].count("M") == 2
+    # What comes at equal distances is one line
+    assert curve_data(text, "actor/grad_norm")["lines"][0]["y"] == [1.0] * 8
+
+
+def test_the_curve_of_the_score_is_first_and_tables_of_seconds_are_below(
+    tmp_path: Path,
+) -> None:
+    records = {i: {"env/mean_return": 1.0, "time/iteration_s": 2.0} for i in (1, 2, 3)}
+    run = with_metrics(make_run(tmp_path / "run"), records)
+    text = render_report(read_run(run))
+    places = [
+        text.index(part)
+        for part in (
+            '<figure class="curve wide">',
+            "<h2>Timeline</h2>",
+            "<h2>Seconds by part</h2>",
+            "<h2>Speed</h2>",
+        )
+    ]
+    assert places == sorted(places)
+    assert "<h2>Return</h2>" in text
+    assert text.count("curve wide") == 1
+
+
+def test_a_name_in_the_data_of_a_curve_cannot_end_it(tmp_path: Path) -> None:
+    name = "a </script><b>/mean_return"
+    records = {i: {name: 1.0 * i} for i in (1, 2, 3)}
+    left = with_metrics(make_run(tmp_path / "a", name="</script>"), records)
+    text = render_report(read_run(left))
+    assert Page(text).rows
+    data = text.partition('<script type="application/json">')[2]
+    (line,) = json.loads(data.partition("</script>")[0])["lines"]
+    assert line["label"] == "</script>"
+
+
+@pytest.mark.parametrize(
+    ("left", "right", "names"),
+    [
+        ({"lr": "0.1"}, {"lr": "0.2"}, ["hybrid lr=0.1", "hybrid lr=0.2"]),
+        ({"name": "mine"}, {"lr": "0.2"}, ["mine", "hybrid"]),
+        ({}, {}, ["a", "b"]),
+    ],
+)
+def test_runs_in_a_comparison_are_named_by_what_differs(
+    tmp_path: Path, left: dict[str, Any], right: dict[str, Any], names: list[str]
+) -> None:
+    runs = [
+        read_run(make_run(tmp_path / folder, **made))
+        for folder, made in (("a", left), ("b", right))
+    ]
+    text = render_comparison(*runs)
+    assert f"<h1>{' and '.join(names)}</h1>" in text
+    assert Page(text).rows[0] == [*names, "ratio"]
 
 
 def test_samples_of_the_first_and_the_last_iteration_are_shown(tmp_path: Path) -> None:

@@ -10,6 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from rlplace.api.callables import PlanModule, SearchModule, TrainModule
+    from rlplace.api.run import Run, load_run
     from rlplace.cli.own_job import run
     from rlplace.comm.channel import ChannelSpec
     from rlplace.config.blocks.machines import AcceleratorConfig
@@ -57,6 +59,10 @@ if TYPE_CHECKING:
     from rlplace.workers.launch.group import WorkerGroup, wait_all
     from rlplace.workers.worker import MoveReport, Worker, WorkerContext
 
+    plan: PlanModule
+    search: SearchModule
+    train: TrainModule
+
 __version__ = "0.1.0"
 
 __all__ = [
@@ -84,6 +90,7 @@ __all__ = [
     "Reward",
     "RlplaceError",
     "Rollout",
+    "Run",
     "SimulatorEnv",
     "Stage",
     "TextEnv",
@@ -97,16 +104,21 @@ __all__ = [
     "facts_of",
     "full",
     "load_policy",
+    "load_run",
     "loaded",
     "on_host",
+    "plan",
     "reduce_metrics",
     "run",
+    "search",
+    "train",
     "wait_all",
     "weights",
 ]
 
 # The module of each public name that is not defined here.
 _MODULES = {
+    "rlplace.api.run": ("Run", "load_run"),
     "rlplace.cli.own_job": ("run",),
     "rlplace.contract.job": ("Job",),
     "rlplace.contract.stages": (
@@ -155,11 +167,17 @@ _MODULES = {
 }
 
 
+# Modules of this package that are functions as well.
+_CALLED = ("plan", "search", "train")
+
+
 def __getattr__(name: str) -> Any:
     """Return the class or function of this package with the public name `name`, and import its module if necessary.
 
     Python calls this function for names that the package module itself does not define.
     """
+    if name in _CALLED:
+        return importlib.import_module(f"rlplace.{name}")
     for module, names in _MODULES.items():
         if name in names:
             return getattr(importlib.import_module(module), name)

@@ -233,6 +233,10 @@ class PlacementError(ProblemsError):
     """The placement does not fit the cluster or the job."""
 
 
+class DoesNotFit(PlacementError):
+    """The job does not fit into the memory of the machines, and `memory.check` does not allow to try it."""
+
+
 class _OneProblem(RlplaceError):
     """Base of errors with exactly one Problem. `str()` of the error is the rendered problem."""
 

@@ -1,10 +1,26 @@
-"""`python -m rlplace.search`: the entry point of `rlplace.cli.search`."""
+"""The command `python -m rlplace.search`; in Python, this module is called: `rlplace.search("hybrid_ppo")`."""
 
 from __future__ import annotations
 
-from rlplace.cli.search import main
+import sys
+from collections.abc import Sequence
+
+from rlplace.api.callables import SearchModule
 
 __all__ = ["main"]
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command `search`, and return the exit code.
+
+    `argv`: words of the command line, without the program; None: the command line of this process.
+    """
+    from rlplace.cli.search import main as command
+
+    return command(argv)
+
+
+sys.modules[__name__].__class__ = SearchModule
 
 if __name__ == "__main__":
     from rlplace.commands import run_command

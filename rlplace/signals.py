@@ -35,12 +35,13 @@ _OUTPUTS = (1, 2)  # descriptors of standard output and standard error
 class Stopped(BaseException):
     """Raised if a signal has asked the run to end.
 
-    `exit_code`: exit code for the program, 128 plus the number of the signal. `by_scheduler`: whether schedulers send
-    such a signal; a scheduler may start the run again.
+    `number`: number of the signal. `exit_code`: exit code for the program, 128 plus this number. `by_scheduler`:
+    whether schedulers send such a signal; a scheduler may start the run again.
     """
 
     def __init__(self, number: int) -> None:
         super().__init__(signal.Signals(number).name)
+        self.number = number
         self.exit_code = 128 + number
         self.by_scheduler = number in _OF_SCHEDULERS
 
@@ -139,6 +140,25 @@ class Signals:
         if not self.at_once:
             signal.setitimer(signal.ITIMER_REAL, self._grace_s / 2)
         self.check()
+
+
+@contextlib.contextmanager
+def restored() -> Iterator[None]:
+    """Context manager that restores the signal handlers of this process at its end, for a run in another program.
+
+    Outside of the main thread it does nothing, since no run sets handlers there.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = {each: signal.getsignal(each) for each in (*_STOPPING, signal.SIGALRM)}
+    try:
+        yield
+    finally:
+        for each, handler in before.items():
+            # None: a handler that was not set by Python
+            if handler is not None:
+                signal.signal(each, handler)
 
 
 class _Deferral:

@@ -20,7 +20,7 @@ from rlplace.config.options import OptionParser
 from rlplace.config.read import MOST_WHOLE
 from rlplace.config.validate import SWITCHES
 from rlplace.contract.registry import job_of
-from rlplace.contract.requests import EvaluationRequest
+from rlplace.contract.requests import Evaluation, EvaluationRequest
 from rlplace.contract.trained import find_trained
 from rlplace.errors import ConfigError, did_you_mean
 
@@ -58,9 +58,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
 
     def command() -> int:
-        line = _line(sys.argv[1:] if argv is None else argv)
-        trained = find_trained(line.run, _KEY)
-        found = job_of(trained.config).evaluate(trained, line.request)
+        line = read_line(sys.argv[1:] if argv is None else argv)
+        found = evaluated(line)
         if line.form == "json":
             print(json.dumps(found.report, indent=1))
         else:
@@ -74,7 +73,15 @@ def main(argv: Sequence[str] | None = None) -> int:
         return STOPPED
 
 
-def _line(argv: Sequence[str]) -> Line:
+def evaluated(line: Line) -> Evaluation:
+    """Evaluate the trained policy that a command line names, and return the result. Raises ConfigError."""
+    trained = find_trained(line.run, _KEY)
+    found: Evaluation = job_of(trained.config).evaluate(trained, line.request)
+    return found
+
+
+def read_line(argv: Sequence[str]) -> Line:
+    """Parse the words `argv` of a command line, without the program. Raises ConfigError."""
     parser = OptionParser(
         typed("evaluate"),
         word_of=lambda name, value: (

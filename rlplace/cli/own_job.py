@@ -38,10 +38,10 @@ def run(
     words = ["dry_run=true" if word == _DRY_RUN else word for word in words]
     if isinstance(config, Mapping):
         with tempfile.TemporaryDirectory(prefix="rlplace-") as folder:
-            file = _written(config, Path(folder) / f"{job.name}.yaml")
+            file = write_config(config, Path(folder) / f"{job.name}.yaml")
             code = train.main([str(file), *words], job)
     else:
-        file = _found(Path(config), inspect.stack()[1].filename)
+        file = found_beside(Path(config), inspect.stack()[1].filename)
         code = train.main([str(file), *words], job)
     if streams is not None:
         code = code_with_output(code, streams)
@@ -69,12 +69,12 @@ def plan(
     if isinstance(config, Mapping):
         mapping = {**config, JOB: job}
         return prepare(mapping, name=job.name)
-    file = _found(Path(config), inspect.stack()[1].filename)
+    file = found_beside(Path(config), inspect.stack()[1].filename)
     (composed,) = with_hydra([str(file), *overrides])
     return prepare_composed(of_job(composed, job))
 
 
-def _found(file: Path, caller: str) -> Path:
+def found_beside(file: Path, caller: str) -> Path:
     """Return `file` if it exists. Otherwise, return the file of this name in the folder of the script `caller`.
 
     If no such file exists either, return `file`.
@@ -85,7 +85,7 @@ def _found(file: Path, caller: str) -> Path:
     return file
 
 
-def _written(config: Mapping[str, Any], file: Path) -> Path:
+def write_config(config: Mapping[str, Any], file: Path) -> Path:
     """Write a config to `file` as YAML, and return `file`."""
     import yaml
 

@@ -106,7 +106,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             )
             return DONE
         try:
-            return _search(_request(words))
+            return _search(read_request(words))
         except PlacementError as error:
             if "empty-space" not in error.codes:
                 raise
@@ -116,7 +116,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     return answered(command)
 
 
-def _request(words: Sequence[str]) -> Request:
+def read_request(words: Sequence[str]) -> Request:
     """Parse the options of `search`. All words that are not options become the words for Hydra. Raises ConfigError."""
     parser = OptionParser(typed("search"), word_of=word_meant, add_help=False)
     parser.add_argument("--format", nargs="?", const="", default="text")
@@ -280,6 +280,22 @@ def _positive(text: str) -> float:
 
 
 def _search(request: Request) -> int:
+    result = search_for(request)
+    match request.form:
+        case "json":
+            print(json.dumps(render_json(result), indent=1))
+        case "svg":
+            print(render_svg(result))
+        case _:
+            print(render_text(result))
+    return DONE
+
+
+def search_for(request: Request) -> Result:
+    """Search for the best plan, write the file that `--apply` names, and return the result.
+
+    Progress is printed to standard error. Raises ConfigError, PlacementError, ClusterError or OutputError.
+    """
     jobs = compose.with_hydra(request.words)
     if len(jobs) != 1:
         raise config_error("bad-option", "--multirun", error="search-of-sweep")
@@ -292,14 +308,7 @@ def _search(request: Request) -> int:
     result = _found(request, job)
     if request.apply is not None:
         _apply(request, job, result)
-    match request.form:
-        case "json":
-            print(json.dumps(render_json(result), indent=1))
-        case "svg":
-            print(render_svg(result))
-        case _:
-            print(render_text(result))
-    return DONE
+    return result
 
 
 def _found(request: Request, job: Prepared) -> Result:

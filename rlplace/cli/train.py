@@ -26,6 +26,7 @@ from rlplace.contract.registry import job_of
 from rlplace.errors import (
     ClusterError,
     ConfigError,
+    DoesNotFit,
     NodeLost,
     Problem,
     ProblemsError,
@@ -35,6 +36,7 @@ from rlplace.json_text import read_object
 from rlplace.placement.flow import DeviceDelivery
 from rlplace.placement.language.slots import component_of
 from rlplace.placement.show.text import render_short, render_text
+from rlplace.report.callbacks import OnIteration
 from rlplace.report.typed import Typed, as_typed
 from rlplace.runtime.prepare import (
     Prepared,
@@ -168,8 +170,30 @@ def _job(
 ) -> int:
     """Run one composed config, and return the exit code. After the run, append (config, folder of the run) to `ended`.
 
+    `signals`: turns signals into the end of the run. `command`: records the command line and its output in the run's
+    folder.
+    """
+    try:
+        folder = run_job(composed, signals, command)
+    except DoesNotFit as error:
+        print(_counted(error.problems), file=sys.stderr)
+        return DOES_NOT_FIT
+    if folder is not None:
+        ended.append((composed, folder))
+    return DONE
+
+
+def run_job(
+    composed: compose.Composed,
+    signals: Signals,
+    command: Typed,
+    on_iteration: Sequence[OnIteration] = (),
+) -> Path | None:
+    """Run one composed config, and return the folder of its run; None for a dry run.
+
     With `dry_run`, only the plan is made and checked. `signals`: turns signals into the end of the run. `command`:
-    records the command line and its output in the run's folder.
+    records the command line and its output in the run's folder. `on_iteration`: functions that are called after each
+    iteration; if one of them returns True, the run ends. Raises DoesNotFit, and the errors of `prepare` and `run`.
     """
     command.job(composed.words)
     job = _reached(prepare_composed(composed))
@@ -191,8 +215,7 @@ def _job(
     if lacking:
         _show(planned_only(lacking))
     if job.refused:
-        print(_counted(job.view.shortages), file=sys.stderr)
-        return DOES_NOT_FIT
+        raise DoesNotFit(job.view.shortages)
     if job.shortages:
         print(job.shortages, file=sys.stderr)
     found = resumed(job)
@@ -204,17 +227,12 @@ def _job(
         )
     if found is not None and found.complete:
         _show(job_of(job.config).last_line(found.checkpoint.run))
-        return DONE
+        return found.checkpoint.run
     if job.config.dry_run:
         _show("\ndry run: the plan holds, nothing was started")
-        return DONE
-    ended.append(
-        (
-            composed,
-            _run(job, None if found is None else found.checkpoint, signals, command),
-        )
-    )
-    return DONE
+        return None
+    checkpoint = None if found is None else found.checkpoint
+    return _run(job, checkpoint, signals, command, on_iteration)
 
 
 def _reached(job: Prepared) -> Prepared:
@@ -286,13 +304,18 @@ def _seconds(job: Prepared) -> str:
 
 
 def _run(
-    job: Prepared, checkpoint: Checkpoint | None, signals: Signals, command: Typed
+    job: Prepared,
+    checkpoint: Checkpoint | None,
+    signals: Signals,
+    command: Typed,
+    on_iteration: Sequence[OnIteration],
 ) -> Path:
     """Run a job, and return the run's folder.
 
     After the loss of a node, the run continues from its newest checkpoint, in the way that `faults.on_node_loss` says.
     `checkpoint`: the checkpoint to resume from; None: a new run. `signals`: turns signals into the end of the run.
-    `command`: records the command line and its output in the run's folder.
+    `command`: records the command line and its output in the run's folder. `on_iteration`: functions that are called
+    after each iteration.
     """
     from rlplace.execution.faults import History
     from rlplace.runtime.node_loss import go_on
@@ -312,6 +335,7 @@ def _run(
                 resumed=checkpoint,
                 history=history,
                 command=command,
+                on_iteration=on_iteration,
             )
         except NodeLost as error:
             signals.check()

@@ -676,7 +676,12 @@ def _short(file: Path) -> str:
 
 def override(key: str, value: object) -> str:
     """Return the override `key=value` as one word for a command line, with quotes for the shell if necessary."""
-    return shlex.quote(f"{key}={_written(value)}")
+    return shlex.quote(override_word(key, value))
+
+
+def override_word(key: str, value: object) -> str:
+    """Return the override `key=value` as one word, without quotes for a shell."""
+    return f"{key}={_written(value)}"
 
 
 def _written(value: object) -> str:

@@ -45,7 +45,7 @@ class Turn:
     more: float | None
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class Result:
     """The answer of a search, and further results that are printed with the answer.
 
@@ -73,6 +73,23 @@ class Result:
     def best(self) -> Found:
         assert self.answer.best is not None, "an empty space is an error"
         return self.answer.best
+
+    @property
+    def text(self) -> str:
+        """The result as the command prints it."""
+        return render_text(self)
+
+    @property
+    def picture(self) -> str:
+        """The result as an SVG picture."""
+        return render_svg(self)
+
+    def __repr__(self) -> str:
+        return f"<search of {self.name}: {self.best.seconds:.3g} s an iteration on {self.best.used} accelerators>"
+
+    def _repr_html_(self) -> str:
+        """Return the picture of the result, which a notebook displays."""
+        return f'<div style="max-width: 72em">{self.picture}</div>'
 
 
 def pareto(found: Sequence[Found]) -> list[Found]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self
 
@@ -18,6 +18,8 @@ _KEY = "runner.callbacks"
 _CODE = "unknown-callback"
 _NOUN = "callback"
 METHODS = ("on_iteration", "on_end")
+# A function that is called after each iteration: its number, the env steps so far, its metrics
+OnIteration = Callable[[int, int, Mapping[str, float]], object]
 
 
 def check_callbacks(configs: Sequence[CallbackConfig]) -> list[Problem]:
@@ -47,11 +49,16 @@ class Callbacks:
     """
 
     def __init__(
-        self, configs: Sequence[CallbackConfig], folder: Path, config: Mapping[str, Any]
+        self,
+        configs: Sequence[CallbackConfig],
+        folder: Path,
+        config: Mapping[str, Any],
+        functions: Sequence[OnIteration] = (),
     ) -> None:
         """Make each callback as `Class(folder, config, **kwargs)`.
 
-        `configs`: the list `runner.callbacks`. `folder`, `config`: the run's folder and the run's config.
+        `configs`: the list `runner.callbacks`. `folder`, `config`: the run's folder and the run's config. `functions`:
+        functions that are called like `on_iteration` of a callback, after the callbacks of the config.
         """
         self._made: list[tuple[str, object]] = []
         self._ended = False
@@ -60,6 +67,7 @@ class Callbacks:
             make = named(each.name, {}, key=key, code=_CODE, noun=_NOUN)
             callback = self._call(each.name, make, folder, config, **each.kwargs)
             self._made.append((each.name, callback))
+        self._functions = [(_name_of(each), each) for each in functions]
 
     def __enter__(self) -> Self:
         return self
@@ -85,6 +93,9 @@ class Callbacks:
             # A copy: a callback may change its metrics.
             given = (iteration, env_steps, dict(metrics))
             if _is_true(self._call(name, callback.on_iteration, *given)):
+                ending.append(name)
+        for name, function in self._functions:
+            if _is_true(self._call(name, function, iteration, env_steps, {**metrics})):
                 ending.append(name)
         if ending:
             names = ", ".join(ending)
@@ -125,6 +136,11 @@ class Callbacks:
                 place=place_of(error, name),
             )
             raise CallbackError(failed) from error
+
+
+def _name_of(function: object) -> str:
+    """Return the name of a function of the user, for texts; of a callable object, the name of its class."""
+    return str(getattr(function, "__qualname__", type(function).__name__))
 
 
 def _is_true(answer: object) -> bool:

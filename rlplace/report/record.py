@@ -17,6 +17,7 @@ import yaml
 from rlplace.codes import config_error
 from rlplace.config.found import value_at
 from rlplace.config.yaml_text import show
+from rlplace.errors import ConfigError
 from rlplace.json_text import parsed, parsed_object
 from rlplace.report.sinks import METRICS_FILE, SAMPLES_FILE
 from rlplace.report.summary import steps_name
@@ -108,20 +109,7 @@ def read_run(folder: Path, key: str = "RUN") -> RunRecord:
         timeline = _text_if_there(folder / "timeline.svg")
         plan_text = _text_if_there(folder / "plan.txt")
     except (OSError, ValueError, yaml.YAMLError) as error:
-        run = _newest_run_below(folder)
-        name = "folder"
-        if run is not None:
-            name = "folder-above"
-        raise config_error(
-            "not-a-run",
-            key,
-            str(folder),
-            error=name,
-            config=CONFIG,
-            plan=PLAN,
-            cause=error,
-            run=run,
-        ) from error
+        raise _not_a_run(folder, key, error) from error
     return RunRecord(
         folder=folder,
         config=config,
@@ -133,6 +121,51 @@ def read_run(folder: Path, key: str = "RUN") -> RunRecord:
         summary=_summary(folder, key),
         metrics=_metrics(folder / METRICS_FILE, key),
         samples=_samples(folder / SAMPLES_FILE, key),
+    )
+
+
+def read_config(folder: Path, key: str = "RUN") -> Mapping[str, Any]:
+    """Return the config of a run, read from its folder. The run may be under way.
+
+    `key`: name of the argument that gave the folder, for errors. Raises ConfigError if `folder` is not the folder of a
+    run.
+    """
+    try:
+        _checked(_mapping(folder / PLAN), PLAN, _OF_PLAN)
+        return _checked(
+            yaml.safe_load(_text(folder / CONFIG)), CONFIG, {"cluster": (dict,)}
+        )
+    except (OSError, ValueError, yaml.YAMLError) as error:
+        raise _not_a_run(folder, key, error) from error
+
+
+def read_rows(folder: Path, key: str = "RUN") -> list[dict[str, Any]]:
+    """Return the metrics of each iteration of a run, in order: name -> value; an empty list if none is written.
+
+    `key`: name of the argument that gave the folder, for errors. Raises ConfigError if a line cannot be read.
+    """
+    file = folder / METRICS_FILE
+    return [dict(record) for _, record in _lines(file, key)]
+
+
+def _not_a_run(folder: Path, key: str, error: Exception) -> ConfigError:
+    """Return the error for a folder that is not that of a run. It names the newest run below the folder, if any.
+
+    `key`: name of the argument or config key that gave the folder. `error`: why the folder is not that of a run.
+    """
+    run = _newest_run_below(folder)
+    name = "folder"
+    if run is not None:
+        name = "folder-above"
+    return config_error(
+        "not-a-run",
+        key,
+        str(folder),
+        error=name,
+        config=CONFIG,
+        plan=PLAN,
+        cause=error,
+        run=run,
     )
 
 

@@ -43,6 +43,8 @@ from rlplace.errors import (
 from rlplace.placement.machines.topology import Topology
 from rlplace.placement.memory.ledger import Measurements, MemoryCase
 from rlplace.placement.plan import Plan
+from rlplace.placement.show.svg import render_svg
+from rlplace.placement.show.text import render_text
 from rlplace.placement.show.view import PlanView, view_plan
 from rlplace.report.callbacks import check_callbacks
 from rlplace.report.trackers import check_sinks
@@ -79,7 +81,7 @@ _LACKING = ("plan-only", "missing-library", "env-var-missing", *_OF_MODELS)
 AnyConfig = Config | OpenConfig
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class Prepared:
     """A valid job with its plan.
 
@@ -97,6 +99,23 @@ class Prepared:
     sources: Mapping[str, Source]
     words: Sequence[str]  # a command line that composes the config, if it came from one
     not_run: tuple[Problem, ...]  # reasons why it can be planned but not run
+
+    @property
+    def text(self) -> str:
+        """The whole plan as text, as `dry_run=true` prints it."""
+        return render_text(self.view)
+
+    @property
+    def picture(self) -> str:
+        """The plan as an SVG picture."""
+        return render_svg(self.view)
+
+    def __repr__(self) -> str:
+        return repr(self.view)
+
+    def _repr_html_(self) -> str:
+        """Return the picture of the plan, which a notebook displays."""
+        return self.view._repr_html_()
 
     @property
     def refused(self) -> bool:

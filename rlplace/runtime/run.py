@@ -53,7 +53,7 @@ from rlplace.placement.schedule import base_stage
 from rlplace.placement.show.svg import render_svg
 from rlplace.placement.show.text import render_text
 from rlplace.placement.show.view import PlanView, render_json
-from rlplace.report.callbacks import Callbacks
+from rlplace.report.callbacks import Callbacks, OnIteration
 from rlplace.report.live import Display
 from rlplace.report.page import render_report
 from rlplace.report.record import read_run
@@ -140,13 +140,15 @@ def run(
     resumed: Checkpoint | None = None,
     history: History | None = None,
     command: Typed | None = None,
+    on_iteration: Sequence[OnIteration] = (),
 ) -> Path:
     """Train until the last iteration, the goal, or a signal. Return the run's folder.
 
     `report`: the plan as it is written into the folder. `resolved`: the composed config. `signals`: the signals that
     can end the run; None: no signal is handled. `resumed`: the checkpoint to continue from, in the folder of its run;
     None: a new run in a new folder. `history`: earlier faults of this run, if the run continues after NodeLost.
-    `command`: the typed command, which is written into the folder.
+    `command`: the typed command, which is written into the folder. `on_iteration`: functions that are called after
+    each iteration; if one of them returns True, the run ends.
 
     The last printed line says where the trained policy is; if an error is raised, this text is added to the error as a
     note instead. Raises ClusterError before the training starts, WorkerError if a worker fails, NodeLost if machines
@@ -187,6 +189,7 @@ def run(
                     signals or Signals(),
                     resumed,
                     history or History(),
+                    on_iteration,
                 )
         except BaseException as error:
             if isinstance(error, Exception) and not isinstance(error, Stopped):
@@ -258,6 +261,7 @@ def _run(
     signals: Signals,
     resumed: Checkpoint | None,
     history: History,
+    on_iteration: Sequence[OnIteration],
 ) -> None:
     began = time.perf_counter()
     runner = job.config.runner
@@ -281,7 +285,9 @@ def _run(
                 resumed.iteration,
             ),
         )
-    callbacks = Callbacks(runner.callbacks, folder, yaml.safe_load(texts[CONFIG]))
+    callbacks = Callbacks(
+        runner.callbacks, folder, yaml.safe_load(texts[CONFIG]), on_iteration
+    )
     display = Display(runner, _console(job), schedule.active)
     with (
         callbacks,

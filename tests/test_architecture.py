@@ -57,6 +57,7 @@ FLOORS = (  # lowest first; a room imports from floors below its own
         "doctor",
         "evaluate",
         "export",
+        "init",
         "plan",
         "profile",
         "runs",

@@ -13,8 +13,8 @@ from rlplace.errors import did_you_mean, suggestion
 from rlplace.extras import version_of
 
 COMMANDS = {
-    "init": "begins a project: environment, config, test, run script",
     "train": "trains a policy on a declared placement",
+    "init": "begins a project: environment, config, test, run script",
     "plan": "shows, draws, checks and compares placements; starts nothing",
     "profile": "measures a job under several placements",
     "search": "finds the best placement under a profile",

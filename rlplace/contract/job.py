@@ -250,6 +250,10 @@ class Job:
             if blocks[source].through_host == "auto"
         ]
 
+    def start_text(self, config: Any) -> str:
+        """Return lines of text about what a new run begins with, such as the weights of another run; "" without any."""
+        return ""
+
     def work(self, config: Any, needs: Needs) -> Work:
         """Return the calls of worker methods in each stage of an iteration.
 

@@ -165,8 +165,8 @@ def policy_of(trained: Trained, *, seed: int, key: str) -> Policy:
     # The weights must be those of a policy for the simulator as it is now
     expected = network.state_dict()
     found = {}
-    for name, tensor in _tensors(trained, key).items():
-        found[name] = _shaped(tensor, expected.get(name))
+    for name, tensor in weights_of(trained, key).items():
+        found[name] = shaped(tensor, expected.get(name))
     there = {name: tuple(tensor.shape) for name, tensor in found.items()}
     wanted = {name: tuple(tensor.shape) for name, tensor in expected.items()}
     odd = []
@@ -189,7 +189,7 @@ def policy_of(trained: Trained, *, seed: int, key: str) -> Policy:
     return Policy(network, spaces, config, seed=seed).eval()
 
 
-def _tensors(trained: Trained, key: str) -> dict[str, Tensor]:
+def weights_of(trained: Trained, key: str) -> dict[str, Tensor]:
     """Return name -> weight, read from a checkpoint or an exported file.
 
     `key`: the argument or config key that errors name. Raises ConfigError if the weights cannot be read.
@@ -208,7 +208,7 @@ def _tensors(trained: Trained, key: str) -> dict[str, Tensor]:
         ) from error
 
 
-def _shaped(stored: Tensor, expected: Tensor | None) -> Tensor:
+def shaped(stored: Tensor, expected: Tensor | None) -> Tensor:
     """Return `stored`, or its single number without a dimension if `expected` has no dimension.
 
     Checkpoints store a single number as a vector of length 1. `expected`: the module's tensor; None if the module has

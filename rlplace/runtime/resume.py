@@ -42,6 +42,7 @@ _SAFE = (
         "memory.*",
         "resume",
         "resume_allow",
+        "init_from",
         "profile",
         "dry_run",
     ),

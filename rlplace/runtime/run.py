@@ -267,6 +267,8 @@ def _run(
     runner = job.config.runner
     placement = job.plan.placement
     schedule = job.plan.schedule
+    if resumed is None and (begins := job.job.start_text(job.config)):
+        _tell(begins)
     workers = ", ".join(f"{placement.world_size(c)} {c}" for c in placement.components)
     print(f"starting {workers} workers", flush=True)
     progress = job.progress

@@ -13,6 +13,7 @@ from rlplace.config.schema import Config
 from rlplace.envs.contract import Spaces
 from rlplace.placement.flow import Delivery, Routes, block_edges
 from rlplace.placement.language.spec import Parallel, role_of
+from rlplace.trained import Trained
 
 # Roles that read samples and score them
 SCORERS = (
@@ -173,11 +174,13 @@ class SimulatorArguments(WorkerArguments):
     """What every worker of a run with simulators is told: the value of `Worker.config`.
 
     `spaces`: shapes of observations and actions. `routes`: which rows (environments) go from which rank to which.
+    `begins_with`: the trained policy whose weights a new run begins with; None: the weights are drawn.
     """
 
     config: SimulatorJobConfig
     spaces: Spaces
     routes: Routes
+    begins_with: Trained | None = None
 
 
 def asked_of(

@@ -46,6 +46,7 @@ OTHER_COMMANDS = {
 TRAIN = (["scripts/train"], ["rlplace", "train"], ["python", "-m", "rlplace.train"])
 FOLDERS = (
     "resume=runs/",
+    "init_from=runs/",
     "resume=<",
     "/models/",
     "profile=runs/",

@@ -108,6 +108,10 @@ class SimulatorJobConfig(Config):
         "kind: gymnasium | envpool | pettingzoo | package.module:Class"
     )
     rollout: TorchRolloutConfig = knob("engine: torch")
+    init_from: str | None = knob(
+        "begin with the weights of another policy: the folder of a run, a checkpoint or an export",
+        None,
+    )
 
     @property
     def missing(self) -> Mapping[str, tuple[str, str]]:

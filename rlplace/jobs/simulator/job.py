@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,7 +16,7 @@ from rlplace.contract.stages import Work
 from rlplace.envs.registry import check, spaces_of_job, surely_made
 from rlplace.errors import Problem, ProblemsError, Source
 from rlplace.jobs.notes import missing_problems
-from rlplace.jobs.simulator import iteration, plan, rules
+from rlplace.jobs.simulator import init_from, iteration, plan, rules
 from rlplace.jobs.simulator.evaluate import evaluate
 from rlplace.jobs.simulator.export import export
 from rlplace.jobs.trained import TrainedJob
@@ -101,6 +102,9 @@ class SimulatorJob(TrainedJob):
     def launch_problems(
         self, config: SimulatorJobConfig, plan_: Plan
     ) -> Iterable[Problem]:
+        found = self._init_from_problems(config)
+        if found:
+            return found
         # Only a made simulator shows whether it normalizes.
         if not rules.evaluates(config) or surely_made(config.env):
             return ()
@@ -110,6 +114,15 @@ class SimulatorJob(TrainedJob):
             return error.problems
         made = rules.MadeSimulatorJob(config=config, spaces=spaces)
         return broken(rules.EVALUATION, made)
+
+    def _init_from_problems(self, config: SimulatorJobConfig) -> list[Problem]:
+        """Return the reasons why a run cannot begin with the policy that `init_from` names."""
+        if config.init_from is None:
+            return []
+        try:
+            return [*init_from.problems_of(config, self._spaces(config))]
+        except ProblemsError as error:
+            return [*error.problems]
 
     def dry_run_problems(
         self, config: SimulatorJobConfig, plan_: Plan
@@ -150,8 +163,27 @@ class SimulatorJob(TrainedJob):
             copies_checkpoints=case.copies_checkpoints,
             spaces=self._spaces(config),
             routes=plan_.row_routes,
+            begins_with=init_from.beginning(config),
         )
         return dict.fromkeys(components, arguments)
+
+    def resumed_arguments(
+        self,
+        arguments: Mapping[str, Any],
+        state: Mapping[str, Any],
+        before: Mapping[str, Any],
+        iteration: int,
+    ) -> Mapping[str, Any]:
+        # The checkpoint has the weights
+        return {
+            component: dataclasses.replace(given, begins_with=None)
+            for component, given in arguments.items()
+        }
+
+    def start_text(self, config: SimulatorJobConfig) -> str:
+        if config.init_from is None:
+            return ""
+        return init_from.text_of(config, self._spaces(config))
 
     def work(self, config: SimulatorJobConfig, needs: Needs) -> Work:
         return iteration.work(evaluated=config.runner.eval_every > 0)

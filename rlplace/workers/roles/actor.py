@@ -146,6 +146,11 @@ class PolicyActor(Actor):
         module = build_policy(
             job.spaces, config.actor, config.algorithm, config.runner.seed
         )
+        if job.begins_with is not None:
+            # Imported here: few runs need it
+            from rlplace.models.transfer import take_over
+
+            take_over(module, job.begins_with, "init_from")
         policy = TrainedPolicy(
             module.to(context.device.torch_name), config.actor.compute, ranks
         )

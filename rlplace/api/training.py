@@ -56,7 +56,12 @@ def train(
             Typed(as_called("train", config, overrides)) as command,
         ):
             signals.listen()
-            folder = run_job(composed, signals, command, functions)
+            try:
+                folder = run_job(composed, signals, command, functions)
+            finally:
+                # The last values may have come too soon after a picture
+                if curve is not None:
+                    curve.draw()
     except Stopped as stopped:
         notes = getattr(stopped, "__notes__", ())
         if stopped.number == signal.SIGINT:

@@ -60,3 +60,27 @@ def test_it_compares_explains_and_predicts(cells: list[Any]) -> None:
 
 def test_neither_ray_nor_torch_nor_numpy_was_needed(cells: list[Any]) -> None:
     assert text_of(cells[-1]) == "[]\n"
+
+
+def test_a_curve_grows_below_the_cell_that_trains(tmp_path: Path) -> None:
+    few = {
+        "runner.total_iterations": 3,
+        "runner.output_dir": str(tmp_path),
+        "env.total_num_envs": 4,
+        "algorithm.epochs": 1,
+    }
+    notebook = nbformat.v4.new_notebook()
+    notebook.cells = [
+        nbformat.v4.new_code_cell(
+            f"import rlplace\nrun = rlplace.train('cartpole', {few})"
+        ),
+        nbformat.v4.new_code_cell("run"),
+        nbformat.v4.new_code_cell("rlplace.plan('hybrid_ppo')"),
+    ]
+    nbclient.NotebookClient(notebook, timeout=120, kernel_name="python3").execute()
+    trained, shown, planned = notebook.cells
+    (curve,) = [o for o in trained.outputs if o.output_type == "display_data"]
+    assert "<svg" in curve.data["text/html"]
+    assert "env/return" in curve.data["text/html"]
+    assert "finished, 3 iterations" in shown.outputs[0].data["text/html"]
+    assert "<svg" in planned.outputs[0].data["text/html"]

@@ -12,7 +12,7 @@ from rlplace.config.compose import Composed
 from rlplace.contract.reading import try_job
 from rlplace.contract.registry import job_of
 from rlplace.placement.show.drawing import PALETTE, style
-from rlplace.report.charts import STYLE, Line, chart
+from rlplace.report.charts import Line, chart, styles
 from rlplace.report.record import Series
 
 _LEAST_S = (
@@ -52,7 +52,7 @@ class Curve:
         if not self._series.values:
             return
         self._shown_s = time.monotonic()
-        look = f"{style(len(PALETTE))}{_LOOK.format(lines=STYLE)}"
+        look = f"{style(len(PALETTE))}{_LOOK.format(lines=styles())}"
         picture = chart(self._metric, [Line(self._metric, 0, self._series)])
         self._show(f'<div class="rlplace-curve">{look}{picture}</div>')
 

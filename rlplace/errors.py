@@ -20,6 +20,9 @@ _ROLES = ("actor", "agent", "critic", "env", "reference", "reward", "rollout")
 COMMAND_LINE = "command line: "
 # A line of a fix: lead word, key, value, remark behind eight blanks
 _FIX = re.compile(r"((?:or: |and: )?)([a-z_][\w.]*): (.+?)( {8}.*)?")
+# A line of a traceback that names a file
+_FRAME = re.compile(r'\s+File "(.+)", line \d+')
+_PACKAGE = Path(__file__).parent
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -474,11 +477,28 @@ class WorkerError(RlplaceError):
         # How to find out more
         if self.output:
             lines.append(f"  its output: {self.output}")
-        if self.remote_traceback:
+        frames = self._shown_traceback()
+        if frames:
             lines.append("  on the worker:")
-            for line in self.remote_traceback.rstrip().splitlines():
-                lines.append(f"    {line}")
+        for line in frames:
+            lines.append(f"    {line}")
         return "\n".join(lines)
+
+    def _shown_traceback(self) -> list[str]:
+        """Return the lines of the worker's traceback that say more than `what`.
+
+        If the cause is an error of rlplace, its text at the end of the traceback would be `what` again. If all frames
+        are files of rlplace too, there is nothing else in the traceback.
+        """
+        text = (self.remote_traceback or "").rstrip()
+        what = self.what.rstrip()
+        if not isinstance(self.cause, RlplaceError) or not text.endswith(what):
+            return text.splitlines()
+        frames = text.removesuffix(what).splitlines()[:-1]
+        files = [found[1] for line in frames if (found := _FRAME.match(line))]
+        if all(_PACKAGE in Path(file).parents for file in files):
+            return []
+        return frames
 
     def at(self, *, stage: str, version: int) -> WorkerError:
         """Return a copy of the error with the stage and the policy version in which the failure happened."""

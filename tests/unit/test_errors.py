@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+import rlplace
 from rlplace.errors import (
     COMMAND_LINE,
     AcceleratorOutOfMemory,
@@ -141,6 +142,30 @@ def test_a_worker_error_names_the_place_and_shows_the_remote_traceback() -> None
         "    Traceback\n"
         "      line 1"
     )
+
+
+def test_a_good_sentence_of_a_worker_stands_once() -> None:
+    """Frames of our own files say no more than it; those of the user's files do."""
+    ours = Path(rlplace.__file__).parent / "workers" / "roles" / "env.py"
+    text = OUT_OF_RANGE.render()
+    failed = dataclasses.replace(
+        FAILED,
+        what=text,
+        cause=ChannelTimeout(OUT_OF_RANGE),
+        remote_traceback=(
+            "Traceback (most recent call last):\n"
+            f'  File "{ours}", line 332, in setup\n    group.begin(seed)\n'
+            f"rlplace.errors.ChannelTimeout: {text}\n"
+        ),
+    )
+    assert str(failed) == (
+        f"actor rank 3 (node 1, accelerators 6,7): learn failed: {text}"
+    )
+    theirs = str(failed.remote_traceback).replace(str(ours), "/home/own/reward.py")
+    shown = str(dataclasses.replace(failed, remote_traceback=theirs))
+    assert shown.count(text.splitlines()[0]) == 1
+    assert "/home/own/reward.py" in shown
+    assert shown.endswith("group.begin(seed)")
 
 
 def test_a_worker_error_gains_stage_and_version_or_a_cause_and_keeps_the_rest() -> None:

@@ -6,10 +6,18 @@ import contextlib
 import dataclasses
 import itertools
 import json
+import re
 import shutil
 import time
 import traceback
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import (
+    Callable,
+    Collection,
+    Iterable,
+    Iterator,
+    Mapping,
+    Sequence,
+)
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -738,6 +746,24 @@ def _report(
             _tell(error)
 
 
+# A number that stands alone: not within a name (Hopper-v5) or a key (rewards[0])
+_NUMBER = re.compile(r"(?<![\w\[.-])-?\d+(\.\d+)?(e[+-]?\d+)?(?![\w\]])")
+
+
+def unsaid(lines: Iterable[str], said: set[str]) -> list[str]:
+    """Return the remarks out of `lines` that have not been said, and add them to `said`.
+
+    Lines that differ in their numbers alone are one remark. Each stage group, rank and iteration measures its own.
+    """
+    found: list[str] = []
+    for line in lines:
+        remark = _NUMBER.sub("#", line)
+        if remark not in said:
+            said.add(remark)
+            found.append(line)
+    return found
+
+
 def _train(
     job: JobSpec,
     cluster: Cluster,
@@ -762,10 +788,8 @@ def _train(
     remarked: set[str] = set()
 
     def remark(numbers: Mapping[str, float]) -> None:
-        for line in job.job.remarks(numbers, loop.notes):
-            if line not in remarked:
-                remarked.add(line)
-                _tell(line)
+        for line in unsaid(job.job.remarks(numbers, loop.notes), remarked):
+            _tell(line)
 
     def evaluate() -> dict[str, float]:
         """Evaluate the present version, and return the metrics."""

@@ -293,6 +293,20 @@ class ManyActions(Script):
         }[space]
 
 
+class Changing(ManyActions):
+    """Changes its actions in place, after it has read them, and the list that it is given."""
+
+    def __init__(self, space: str = "many", given: list[int] | None = None) -> None:
+        super().__init__(space)
+        self.given = given if given is not None else []
+        self.given.append(1)
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        result = super().step(action.copy())
+        action[...] = 0
+        return result
+
+
 class WholeNumbers(Script):
     def __init__(self) -> None:
         super().__init__()
@@ -474,6 +488,7 @@ for _name, _class in {
     "DictObservations-v0": DictObservations,
     "Texts-v0": Texts,
     "ManyActions-v0": ManyActions,
+    "Changing-v0": Changing,
     "WholeNumbers-v0": WholeNumbers,
     "Pixels-v0": Pixels,
     "Drawn-v0": Drawn,

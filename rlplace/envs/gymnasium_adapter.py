@@ -27,6 +27,7 @@ from rlplace.envs.registry import (
     missing_library,
     named,
     not_imported,
+    own_arguments,
 )
 from rlplace.errors import ConfigError, Problem, did_you_mean, suggestion
 
@@ -237,6 +238,8 @@ def _make(config: SimulatorEnvConfig) -> gymnasium.Env[Any, Any]:
     # Make the environment: a registered id, or a function
     env: gymnasium.Env[Any, Any]
     module, _, name = config.id.rpartition(":")
+    # Arguments of its own: an environment may change what it is given
+    given = own_arguments(config.kwargs)
     if name in gymnasium.registry:
         # Wrappers of the library itself, such as ManiSkill's, may take -1 literally: give them the limit
         wrapped = config.wrappers or gymnasium.registry[name].additional_wrappers
@@ -246,13 +249,13 @@ def _make(config: SimulatorEnvConfig) -> gymnasium.Env[Any, Any]:
                 config.id,
                 max_episode_steps=limit or -1,
                 disable_env_checker=True,
-                **config.kwargs,
+                **given,
             )
         except TypeError:
             _require_made(name, config)
             raise
     else:
-        env = getattr(importlib.import_module(module), name)(**config.kwargs)
+        env = getattr(importlib.import_module(module), name)(**given)
         _require_env(env, config.id)
         if config.wrappers and config.max_episode_steps is not None:
             env = TimeLimit(env, config.max_episode_steps)
@@ -270,7 +273,7 @@ def _make(config: SimulatorEnvConfig) -> gymnasium.Env[Any, Any]:
         # YAML has lists only; wrappers may want tuples
         kwargs = {
             name: tuple(v) if isinstance(v, list) else v
-            for name, v in wrapper.kwargs.items()
+            for name, v in own_arguments(wrapper.kwargs).items()
         }
         try:
             env = wrap(env, **kwargs)

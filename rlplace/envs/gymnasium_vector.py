@@ -282,12 +282,15 @@ class GymnasiumVector:
             raise ModuleNotFoundError(str(error).splitlines()[0]) from error
 
     def _taken(self, actions: NDArray[Any]) -> list[Any]:
-        """Return the actions [B, *A] as the environments take them."""
+        """Return the actions [B, *A] as the environments take them, in new arrays: an environment may change its own.
+
+        `actions` stay as they are: the policy learns from them.
+        """
         if self._bounds is None:
             chosen = actions
             if self._first_action is not None:
                 chosen = actions + self._first_action
-            return chosen.tolist() if self._alone else list(chosen)
+            return chosen.tolist() if self._alone else list(chosen.copy())
         low, high = self._bounds
         return list(np.clip(actions, low, high, dtype=low.dtype))
 

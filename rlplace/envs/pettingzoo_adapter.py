@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from rlplace.codes import config_error, problem
 from rlplace.envs.contract import Spaces
 from rlplace.envs.gymnasium_adapter import spaces_of
-from rlplace.envs.registry import not_imported, wrappers_problems
+from rlplace.envs.registry import not_imported, own_arguments, wrappers_problems
 from rlplace.errors import ConfigError, Problem, did_you_mean, suggestion
 
 if TYPE_CHECKING:
@@ -115,7 +115,8 @@ def _make(config: SimulatorEnvConfig) -> Any:
             near=near or _MAKE,
         )
     try:
-        env = make(**config.kwargs)
+        # A copy of its own: an environment may change what it is given
+        env = make(**own_arguments(config.kwargs))
     except TypeError as error:
         if not config.kwargs:
             raise

@@ -247,11 +247,11 @@ class PettingZooVector:
         return values[agent]
 
     def _taken(self, actions: NDArray[Any]) -> list[Any]:
-        """Return the actions [B, *A] as the agents take them."""
+        """Return the actions [B, *A] as the agents take them, in new arrays: an environment may change its own."""
         if self._bounds is None:
             chosen = actions
             if self._first_action is not None:
                 chosen = actions + self._first_action
-            return chosen.tolist() if self._single else list(chosen)
+            return chosen.tolist() if self._single else list(chosen.copy())
         low, high = self._bounds
         return list(np.clip(actions, low, high, dtype=low.dtype))

@@ -188,6 +188,23 @@ def unknown_arguments(
     return problems
 
 
+def own_arguments(kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a copy of the arguments of a config, with copies of their lists and mappings.
+
+    The user's code gets such a copy in each call, since it may change what it is given.
+    """
+    return {name: _own(value) for name, value in kwargs.items()}
+
+
+def _own(value: Any) -> Any:
+    """Return a copy of a list or a mapping, and of those in it; another value unchanged."""
+    if isinstance(value, dict):
+        return own_arguments(value)
+    if isinstance(value, list):
+        return [_own(each) for each in value]
+    return value
+
+
 def check_named(
     name: str,
     kwargs: Mapping[str, object] | None = None,
@@ -651,7 +668,8 @@ def _make_task(config: TextEnvConfig, seed: int, split: Split) -> TextTask:
         raise ConfigError(problems)
     shown = ", ".join(f"{key}: {value}" for key, value in kwargs.items()) or "none"
     try:
-        task = kind(seed=seed, split=split, **kwargs)
+        # A copy: the task of another split is given the same
+        task = kind(seed=seed, split=split, **own_arguments(kwargs))
     except ConfigError:
         raise
     except (TypeError, ValueError) as error:

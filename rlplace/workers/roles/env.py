@@ -430,7 +430,9 @@ class VectorEnvWorker(EnvWorker):
                 self.context.check_cancelled("run")
                 self._oracle.answer(group, step, recording)
                 watch.lap("wait")
-                result = group.simulator.step(recording.actions[step, group.columns])
+                # A copy, since a simulator may change its actions in place, and the policy learns from these
+                taken = recording.actions[step, group.columns].copy()
+                result = group.simulator.step(taken)
                 if not self._finite(result):
                     result = self._without_poison(
                         group, result, f"step {step} of iteration {iteration + 1}"

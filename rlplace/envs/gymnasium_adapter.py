@@ -259,11 +259,10 @@ def _make(config: SimulatorEnvConfig) -> gymnasium.Env[Any, Any]:
         _require_env(env, config.id)
         if config.wrappers and config.max_episode_steps is not None:
             env = TimeLimit(env, config.max_episode_steps)
-    if config.wrappers:
-        from rlplace.envs.wrappers import OwnRewards
+    from rlplace.envs.layers import with_own_rewards
 
-        # Returns are of these rewards, whatever the wrappers make of them
-        env = OwnRewards(env)
+    # Returns are of these rewards, whatever wrappers make of them
+    env = with_own_rewards(env, outside=bool(config.wrappers))
     # Put it into its wrappers, the first one innermost
     for at, wrapper in enumerate(config.wrappers):
         key = f"env.wrappers[{at}]"

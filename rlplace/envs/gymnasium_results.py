@@ -43,6 +43,8 @@ class Results:
     def __init__(self, name: str) -> None:
         self.name = name
         self.remarks: list[str] = []
+        # Names of the texts that were told once for all
+        self._kinds: set[str] = set()
 
     def remark(self, error: str, got: str, **facts: Any) -> None:
         """Add a remark and write it into the log, once. `error`: name of its texts. `got`: the value in words."""
@@ -58,6 +60,12 @@ class Results:
         if text not in self.remarks:
             self.remarks.append(text)
             _LOG.warning("%s", text)
+
+    def remark_of_kind(self, error: str, got: str, **facts: Any) -> None:
+        """Add a remark as `remark` does, unless there is one of the same texts."""
+        if error not in self._kinds:
+            self._kinds.add(error)
+            self.remark(error, got, **facts)
 
     def refused(self, unfit: Unfit, method: str) -> SimulatorError:
         """Return the error that a value does not fit. `method`: the method of the environment that returned it."""
@@ -79,6 +87,10 @@ class Results:
         `seed`: None: the environment goes on with its random numbers.
         """
         made: Any = env.reset() if seed is None else env.reset(seed=seed)
+        return self.opening(made)
+
+    def opening(self, made: Any) -> Any:
+        """Return the observation of `made`, which `reset` has returned. Raises SimulatorError for another result."""
         # What nearly all return needs no closer look
         if type(made) is tuple and len(made) == 2 and type(made[1]) is dict:
             return made[0]
@@ -140,6 +152,17 @@ def reward_of(reward: Any) -> float:
         return float(number)
     except (TypeError, ValueError, RuntimeError):
         raise Unfit("reward", in_words(reward), expected="one number") from None
+
+
+def own_return(rewards: Sequence[Any], learned: float) -> float:
+    """Return the sum of an environment's own rewards. `learned`: what wrappers have made of them.
+
+    It is returned for rewards of several numbers, of which a wrapper makes one: there is no other return.
+    """
+    try:
+        return sum(map(reward_of, rewards))
+    except Unfit:
+        return learned
 
 
 def flag(ended: Any) -> bool:

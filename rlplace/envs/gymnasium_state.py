@@ -204,10 +204,11 @@ def _teller(env: gymnasium.Env[Any, Any]) -> Any:
     """
     from gymnasium import wrappers
 
-    from rlplace.envs.wrappers import OwnRewards, Shown
+    from rlplace.envs.layers import Layer
+    from rlplace.envs.wrappers import Shown
 
     stateless = (
-        OwnRewards,
+        Layer,
         Shown,
         wrappers.NormalizeObservation,
         wrappers.NormalizeReward,

@@ -18,6 +18,7 @@ from rlplace.envs.gymnasium_results import (
     Results,
     close_all,
     flag,
+    own_return,
     reward_of,
     shares_memory,
 )
@@ -27,8 +28,8 @@ from rlplace.envs.gymnasium_state import (
     state_of,
     statistics_of,
 )
+from rlplace.envs.layers import check_below_wrappers, own_rewards
 from rlplace.envs.observations import encoding_of
-from rlplace.envs.wrappers import OwnRewards
 
 if TYPE_CHECKING:
     import gymnasium
@@ -58,8 +59,10 @@ class GymnasiumVector:
         `max_episode_steps`: None: no time limit. `name`: of the environments, for errors; None: that of their class.
         """
         self._envs = list(envs)
-        self._steps = [env.step for env in envs]
         self._results = Results(name or type(envs[0].unwrapped).__name__)
+        for env in envs:
+            check_below_wrappers(env, self._results)
+        self._steps = [env.step for env in envs]
         # Returns are of the environments' own rewards, learning is by those of their wrappers; None: they are the same
         self._own_rewards = [each for env in envs if (each := own_rewards(env))] or None
         encoding = encoding_of(envs[0].observation_space)
@@ -174,7 +177,7 @@ class GymnasiumVector:
                 if own is None:
                     returns[row] += number
                 else:
-                    returns[row] += sum(map(reward_of, own[row].take()))
+                    returns[row] += own_return(own[row].take(), number)
                 # Most steps end here: the episode goes on
                 if not ends:
                     shown.append(observation)
@@ -359,13 +362,3 @@ class GymnasiumVector:
     def close(self) -> None:
         """Close all environments."""
         close_all(self._envs, self._results.name)
-
-
-def own_rewards(env: gymnasium.Env[Any, Any]) -> OwnRewards | None:
-    """Return the wrapper inside `env` that remembers the environment's own rewards; None if there is none."""
-    layer: Any = env
-    while not isinstance(layer, OwnRewards):
-        if not hasattr(layer, "env"):
-            return None
-        layer = layer.env
-    return layer

@@ -11,26 +11,6 @@ from gymnasium.spaces import Box
 from numpy.typing import NDArray
 
 
-class OwnRewards(gymnasium.Wrapper[Any, Any, Any, Any]):
-    """A wrapper that remembers the rewards of the environment itself, below all wrappers that change them."""
-
-    def __init__(self, env: gymnasium.Env[Any, Any]) -> None:
-        super().__init__(env)
-        self._rewards: list[Any] = []
-
-    def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
-        """Step the environment, and remember the reward."""
-        result = self.env.step(action)
-        self._rewards.append(result[1])
-        return result
-
-    def take(self) -> list[Any]:
-        """Return the rewards since the last call. Wrappers outside may take several steps in one."""
-        rewards = self._rewards
-        self._rewards = []
-        return rewards
-
-
 class Shown(gymnasium.ObservationWrapper[NDArray[Any], Any, NDArray[Any]]):
     """A wrapper that hides all numbers of an observation except those at `indices`. It is for policies with memory.
 

@@ -1,0 +1,238 @@
+"""Layers between an environment and its wrappers, and below them: they pass everything on, and look at it.
+
+One remembers the environment's own rewards, the other checks its observations before a wrapper reads them::
+
+    NormalizeObservation          reads what its space says
+      └─ InnerCheck               refuses an observation that is not in that space
+           └─ the user's environment
+
+Without the check, a wrapper makes a value of a wrong one that is in the wrapper's own space.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from typing import Any, ClassVar
+
+import gymnasium
+from gymnasium import wrappers
+
+from rlplace.envs.entries import Reader, Unfit
+from rlplace.envs.gymnasium_results import Results
+from rlplace.envs.observations import encoding_of
+
+_Wrapper = gymnasium.Wrapper[Any, Any, Any, Any]
+_STEP = "step()"
+_RESET = "reset()"
+_VALUES_OF_STEP = 5
+# Wrappers of Gymnasium whose observations are those of the environment below
+_PASSING = (
+    wrappers.Autoreset,
+    wrappers.HumanRendering,
+    wrappers.NormalizeReward,
+    wrappers.OrderEnforcing,
+    wrappers.PassiveEnvChecker,
+    wrappers.RecordEpisodeStatistics,
+    wrappers.RecordVideo,
+    wrappers.RenderCollection,
+    wrappers.TimeLimit,
+)
+# Wrappers of Gymnasium that may be there to mend an observation, or that leave parts of it out
+_MENDING = (
+    wrappers.AddRenderObservation,
+    wrappers.FilterObservation,
+    wrappers.TransformObservation,
+)
+
+
+class Layer(gymnasium.Wrapper[Any, Any, Any, Any]):
+    """A wrapper that changes nothing. Its attributes are those of the environment below, for reading and writing.
+
+    So a user's wrapper finds in `self.env` what it would find without the layer.
+    """
+
+    # Attributes of the layer itself
+    _OWN: ClassVar[frozenset[str]] = frozenset(
+        ("env", "_action_space", "_observation_space", "_metadata", "_cached_spec")
+    )
+
+    def __getattr__(self, name: str) -> Any:
+        # Copying asks for methods before there is an `env`
+        if name in self._OWN or name.startswith("__"):
+            raise AttributeError(name)
+        return getattr(self.env, name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name in self._OWN:
+            object.__setattr__(self, name, value)
+        else:
+            setattr(self.env, name, value)
+
+    def reset(self, *args: Any, **options: Any) -> Any:
+        """Reset the environment with the arguments that the layer gets."""
+        return self.env.reset(*args, **options)
+
+
+class OwnRewards(Layer):
+    """A layer that remembers the rewards of the environment itself, below all wrappers that change them."""
+
+    _OWN = Layer._OWN | {"_rewards"}
+
+    def __init__(self, env: gymnasium.Env[Any, Any]) -> None:
+        super().__init__(env)
+        self._rewards: list[Any] = []
+
+    def step(self, action: Any) -> Any:
+        """Step the environment, and remember the reward."""
+        result = self.env.step(action)
+        self._rewards.append(result[1])
+        return result
+
+    def take(self) -> list[Any]:
+        """Return the rewards since the last call. Wrappers outside may take several steps in one."""
+        rewards = self._rewards
+        self._rewards = []
+        return rewards
+
+
+class InnerCheck(Layer):
+    """A layer that checks the results of an environment before a wrapper reads them."""
+
+    _OWN = Layer._OWN | {"_results", "_read", "_wrapper"}
+
+    def __init__(
+        self,
+        env: gymnasium.Env[Any, Any],
+        *,
+        results: Results,
+        read: Reader,
+        wrapper: str | None,
+    ) -> None:
+        """`read`: reads an observation of `env`.
+
+        `wrapper`: name of a wrapper that may mend observations, so that a wrong one is only told; None: it is refused.
+        """
+        super().__init__(env)
+        self._results = results
+        self._read = read
+        self._wrapper = wrapper
+
+    def reset(self, *args: Any, **options: Any) -> Any:
+        """Reset the environment, and check the first observation. Raises SimulatorError."""
+        made = self.env.reset(*args, **options)
+        if self._wrapper is None:
+            self._check(self._results.opening(made), _RESET)
+        elif isinstance(made, tuple) and len(made) == 2:
+            self._check(made[0], _RESET)
+        return made
+
+    def step(self, action: Any) -> Any:
+        """Step the environment, and check the observation. Raises SimulatorError."""
+        made: Any = self.env.step(action)
+        if isinstance(made, tuple) and len(made) == _VALUES_OF_STEP:
+            self._check(made[0], _STEP)
+        elif self._wrapper is None:
+            # The four values of the old interface become five, which wrappers know
+            made = (*self._results.values(made), made[3])
+            self._check(made[0], _STEP)
+        return made
+
+    def _check(self, shown: Any, method: str) -> None:
+        """Raise SimulatorError, or tell it, if an observation is not in its space. `method`: what returned it."""
+        try:
+            self._read(shown)
+        except Unfit as unfit:
+            if self._wrapper is None:
+                raise self._results.refused(unfit, method) from None
+            expected = unfit.facts.get("expected")
+            # An environment that is mended in each step is told once
+            self._results.remark_of_kind(
+                "below-wrapper",
+                unfit.got,
+                method=method,
+                expected=expected,
+                wrapper=self._wrapper,
+            )
+
+
+def check_below_wrappers(env: gymnasium.Env[Any, Any], results: Results) -> None:
+    """Put a check below each wrapper that reads the observations of code that is not Gymnasium's.
+
+    Gymnasium's wrappers read what the space below them declares, so anything else is refused. A user's wrapper may be
+    there to mend what is below it: for this the run says it once. `results`: refuses, and takes the remarks.
+    """
+    reading = [wrapper for wrapper in wrappers_of(env) if not _passes(wrapper)]
+    # What each of them reads: the next one, or the environment itself
+    for wrapper, read in itertools.zip_longest(reading, reading[1:]):
+        if read is not None and _is_certain(read):
+            continue
+        encoding = encoding_of(wrapper.env.observation_space)
+        if encoding is None or _converts(wrapper):
+            continue
+        mending = None
+        if not _is_certain(wrapper):
+            mending = type(wrapper).__name__
+        wrapper.env = InnerCheck(
+            wrapper.env, results=results, read=encoding.read, wrapper=mending
+        )
+
+
+def with_own_rewards(
+    env: gymnasium.Env[Any, Any], *, outside: bool
+) -> gymnasium.Env[Any, Any]:
+    """Return an environment that remembers its own rewards, if wrappers change them.
+
+    These are the rewards below all wrappers inside `env` that only change rewards, such as NormalizeReward. A wrapper
+    with another step() may be the task itself. `outside`: whether there will be wrappers around `env`.
+    """
+    changing = [wrapper for wrapper in wrappers_of(env) if _changes_rewards(wrapper)]
+    if changing:
+        changing[-1].env = OwnRewards(changing[-1].env)
+        return env
+    return OwnRewards(env) if outside else env
+
+
+def own_rewards(env: gymnasium.Env[Any, Any]) -> OwnRewards | None:
+    """Return the layer inside `env` that remembers the environment's own rewards; None if there is none."""
+    for wrapper in wrappers_of(env):
+        if isinstance(wrapper, OwnRewards):
+            return wrapper
+    return None
+
+
+def wrappers_of(env: gymnasium.Env[Any, Any]) -> Iterator[_Wrapper]:
+    """Yield each wrapper around an environment, the outermost one first."""
+    layer: Any = env
+    while isinstance(layer, gymnasium.Wrapper) and "env" in vars(layer):
+        yield layer
+        layer = layer.env
+
+
+def _changes_rewards(wrapper: _Wrapper) -> bool:
+    """Return whether a wrapper changes rewards and nothing else."""
+    kind = type(wrapper)
+    if isinstance(wrapper, wrappers.NormalizeReward):
+        return kind.step is wrappers.NormalizeReward.step
+    of_rewards = isinstance(wrapper, gymnasium.RewardWrapper)
+    return of_rewards and kind.step is gymnasium.RewardWrapper.step
+
+
+def _passes(wrapper: _Wrapper) -> bool:
+    """Return whether the observations of a wrapper are those of the environment below."""
+    kind = type(wrapper)
+    if isinstance(wrapper, Layer) or kind in _PASSING:
+        return True
+    steps = (gymnasium.ActionWrapper.step, gymnasium.RewardWrapper.step)
+    return kind.step in steps and kind.reset is gymnasium.Wrapper.reset
+
+
+def _is_certain(layer: gymnasium.Env[Any, Any]) -> bool:
+    """Return whether `layer` is a wrapper of Gymnasium that reads and shows what spaces declare."""
+    kind = type(layer)
+    return kind.__module__.startswith("gymnasium.wrappers.") and kind not in _MENDING
+
+
+def _converts(wrapper: _Wrapper) -> bool:
+    """Return whether a wrapper converts arrays of another library, such as tensors on an accelerator."""
+    return any(base.__name__ == "ArrayConversion" for base in type(wrapper).__mro__)

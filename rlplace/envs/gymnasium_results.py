@@ -25,6 +25,8 @@ from rlplace.errors import SimulatorError
 if TYPE_CHECKING:
     import gymnasium
 
+    from rlplace.envs.precision import Lost
+
 _LOG = logging.getLogger(__name__)
 _KEY = "env.id"
 _STEP = "step()"
@@ -66,6 +68,15 @@ class Results:
         if error not in self._kinds:
             self._kinds.add(error)
             self.remark(error, got, **facts)
+
+    def lost(self, lost: Lost | None) -> None:
+        """Add a remark that two values of a number are equal as float32. `lost`: None: there are none."""
+        if lost is None:
+            return
+        first, second = (f"{number:.12g}" for number in (lost.first, lost.second))
+        self.remark_of_kind(
+            "float32", f"{first} and {second}", offset=first, place=f"shown{lost.place}"
+        )
 
     def refused(self, unfit: Unfit, method: str) -> SimulatorError:
         """Return the error that a value does not fit. `method`: the method of the environment that returned it."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -30,6 +30,7 @@ from rlplace.envs.gymnasium_state import (
 )
 from rlplace.envs.layers import check_below_wrappers, own_rewards
 from rlplace.envs.observations import encoding_of
+from rlplace.envs.precision import Precision
 
 if TYPE_CHECKING:
     import gymnasium
@@ -75,6 +76,8 @@ class GymnasiumVector:
         # Bounds of the observations' numbers, and the step of the next comparison with them
         self._bounds_seen = Bounds(encoding.low, encoding.high)
         self._looks_at = 0
+        # Looks for numbers that float32 does not tell apart, in a few steps
+        self._precision = Precision(encoding)
         # Type of the latest observations: others of the same type and shape need no other check
         self._kind = self._dtype
         # Whether environments share the memory of their observations, so that each has to be copied at once; None: not
@@ -149,6 +152,10 @@ class GymnasiumVector:
         read = self._encode
         if read is None and self._shares is not False:
             read = self._copied
+        # The numbers of each row before they are float32, in some steps
+        exact: list[Any] = []
+        if clock >= self._precision.looks_at:
+            read = self._kept(exact, read)
         try:
             for row, (step, action) in enumerate(
                 zip(self._steps, self._taken(actions), strict=True)
@@ -210,6 +217,8 @@ class GymnasiumVector:
             final_observations = np.empty((0, *self._shape[1:]), self._dtype)
         if clock >= self._looks_at:
             self._look(observations)
+        if exact:
+            self._results.lost(self._precision.add(clock, exact))
         return StepResult(
             observations=observations,
             rewards=np.array(rewards, np.float32),
@@ -318,6 +327,20 @@ class GymnasiumVector:
         """Return an observation that is a single array, as a new array. Raises Unfit."""
         self._uncopied.append(shown)
         return np.array(self._read(shown))
+
+    def _kept(
+        self, exact: list[Any], read: Callable[[Any], Any] | None
+    ) -> Callable[[Any], Any]:
+        """Return a function that reads an observation like `read`, and adds its numbers in their own type to `exact`.
+
+        `read`: None: observations stay as they are.
+        """
+
+        def keep(shown: Any) -> Any:
+            exact.append(self._precision.values_of(shown))
+            return shown if read is None else read(shown)
+
+        return keep
 
     def _alike(self, shown: Any) -> Any:
         """Return an observation of a step as one array. Raises Unfit."""

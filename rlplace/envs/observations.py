@@ -30,6 +30,7 @@ class Encoding:
     `whole`: shape and type of the array. `parts`: the entries in the array; empty if the observation is a single array.
     `read`: takes an observation, and returns the array; it raises Unfit, a ValueError, for a value that is not in the
     space. `encode`: the same function; None if the observation is that array already.
+    `numbers`: the keys that lead to each array of numbers in an observation, images left out; () is the observation.
     `low`, `high`: bounds of the float32 numbers in the array, in their order, as the space declares them.
     """
 
@@ -37,6 +38,7 @@ class Encoding:
     read: Reader
     parts: tuple[Part, ...] = ()
     encode: Callable[[Any], NDArray[Any]] | None = None
+    numbers: tuple[tuple[Any, ...], ...]
     low: NDArray[np.float32]
     high: NDArray[np.float32]
 
@@ -47,13 +49,23 @@ def encoding_of(space: gymnasium.Space[Any]) -> Encoding | None:
     plain = [isinstance(entry, spaces.Box | _Vector) for _, entry in places]
     if not places or not all(plain):
         return None
+    numbers = tuple(
+        keys
+        for keys, entry in places
+        if isinstance(entry, spaces.Box) and not is_image(entry)
+    )
     # A space without entries is a single array
     if isinstance(space, spaces.Box | _Vector):
         read = reader_of("", space)
         low, high = _bounds([space])
         encode = None if isinstance(space, spaces.Box) else read
         return Encoding(
-            whole=_part("", space), read=read, encode=encode, low=low, high=high
+            whole=_part("", space),
+            read=read,
+            encode=encode,
+            numbers=numbers,
+            low=low,
+            high=high,
         )
     # A Dict or Tuple becomes a row
     named = [
@@ -71,7 +83,7 @@ def encoding_of(space: gymnasium.Space[Any]) -> Encoding | None:
         # Entries beyond the last one of a Tuple would be lost
         for keys, size in tuples:
             _require_size(shown, keys, size)
-        found = [np.ravel(read(_at(shown, keys))) for keys, read in readers]
+        found = [np.ravel(read(entry_at(shown, keys))) for keys, read in readers]
         numbers = np.concatenate([_NOTHING, *found[:count]], dtype=np.float32)
         if count < len(found):
             return np.concatenate([numbers.view(np.uint8), *found[count:]])
@@ -84,7 +96,13 @@ def encoding_of(space: gymnasium.Space[Any]) -> Encoding | None:
         image_bytes = sum(part.size for part in parts[count:])
         whole = Part(name="", shape=(number_bytes + image_bytes,), dtype="uint8")
     return Encoding(
-        whole=whole, read=row_of, parts=parts, encode=row_of, low=low, high=high
+        whole=whole,
+        read=row_of,
+        parts=parts,
+        encode=row_of,
+        numbers=numbers,
+        low=low,
+        high=high,
     )
 
 
@@ -153,7 +171,7 @@ def _bounds(
     return np.concatenate(low), np.concatenate(high)
 
 
-def _at(shown: Any, keys: tuple[Any, ...]) -> Any:
+def entry_at(shown: Any, keys: tuple[Any, ...]) -> Any:
     """Return the entry of an observation that is found by following `keys`. Raises Unfit if there is none."""
     found = shown
     try:
@@ -166,7 +184,7 @@ def _at(shown: Any, keys: tuple[Any, ...]) -> Any:
 
 def _require_size(shown: Any, keys: tuple[Any, ...], size: int) -> None:
     """Raise Unfit unless the entry of an observation that `keys` lead to has `size` entries."""
-    entries = _at(shown, keys)
+    entries = entry_at(shown, keys)
     if not hasattr(entries, "__len__") or len(entries) != size:
         name = ".".join(map(str, keys))
         place = f"its entry {name}" if name else "the observation"

@@ -25,6 +25,7 @@ from rlplace.envs.contract import StepResult
 from rlplace.envs.entries import Unfit, in_words
 from rlplace.envs.gymnasium_results import Results, close_all, flag, reward_of
 from rlplace.envs.observations import encoding_of
+from rlplace.envs.precision import Precision
 
 _STEP = "step()"
 _RESET = "reset()"
@@ -51,6 +52,10 @@ class PettingZooVector:
         encoding = encoding_of(seen)
         assert encoding is not None, "describe has refused it"
         self._read = encoding.read
+        # Looks for numbers that float32 does not tell apart, in a few steps of this vector
+        self._precision = Precision(encoding)
+        self._clock = 0
+        self._exact: list[Any] = []
         rows = len(self._envs) * len(self._agents)
         self._shape = (rows, *encoding.whole.shape)
         self._dtype = np.dtype(encoding.whole.dtype)
@@ -128,6 +133,8 @@ class PettingZooVector:
         returns: list[float] = []
         lengths: list[int] = []
         taken = self._taken(actions)
+        self._clock += 1
+        self._exact.clear()
         for number in range(len(self._envs)):
             self._step(number, taken, rewards)
             of_env = list(self._rows(number))
@@ -148,6 +155,8 @@ class PettingZooVector:
         final_observations = np.empty((0, *self._shape[1:]), self._dtype)
         if finals:
             final_observations = np.array(finals)
+        if self._exact:
+            self._results.lost(self._precision.add(self._clock, self._exact))
         return StepResult(
             observations=self._shown.copy(),
             rewards=rewards,
@@ -234,9 +243,12 @@ class PettingZooVector:
         `shown`: observations by agent, as `method` returned them.
         """
         try:
-            self._shown[row] = self._read(self._entry(shown, agent))
+            seen = self._entry(shown, agent)
+            self._shown[row] = self._read(seen)
         except Unfit as unfit:
             raise self._results.refused(unfit, method) from None
+        if method == _STEP and self._clock >= self._precision.looks_at:
+            self._exact.append(self._precision.values_of(seen))
         self._last[row] = self._shown[row]
         self._alive[row] = True
 

@@ -15,6 +15,8 @@ DROPPED_PROMPTS = "prompts_dropped"
 UNCONFINED = "unconfined"
 # Metric of evaluations on simulators: 1 if episodes did not end. Its note says so.
 ENDLESS_EPISODES = "eval/endless"
+# Number of episodes of an evaluation; its notes say what is unusual about their simulators
+PLAYED_EPISODES = "eval/episodes"
 Reduction = Literal["mean", "sum", "max", "min"]
 _REDUCE: Mapping[str, Callable[[list[float]], float]] = {
     "sum": sum,

@@ -112,7 +112,9 @@ class _Restorable(_Chunks):
         return ()
 
     def take_statistics(self, states: Sequence[Mapping[str, NDArray[Any]]]) -> bool:
-        return cast(Normalizing, self._inner).take_statistics(states)
+        if isinstance(self._inner, Normalizing):
+            return self._inner.take_statistics(states)
+        return False
 
 
 class _Rendering(_Chunks):

@@ -25,6 +25,7 @@ from rlplace.errors import SimulatorError
 if TYPE_CHECKING:
     import gymnasium
 
+    from rlplace.envs.kept_numbers import Taken
     from rlplace.envs.precision import Lost
 
 _LOG = logging.getLogger(__name__)
@@ -68,6 +69,11 @@ class Results:
         if error not in self._kinds:
             self._kinds.add(error)
             self.remark(error, got, **facts)
+
+    def taken(self, taken: Sequence[Taken]) -> None:
+        """Add a remark for each wrapper whose numbers begin anew, or go on from those of the training."""
+        for wrapper, how in taken:
+            self.remark(how, wrapper)
 
     def lost(self, lost: Lost | None) -> None:
         """Add a remark that two values of a number are equal as float32. `lost`: None: there are none."""

@@ -28,6 +28,7 @@ from rlplace.envs.gymnasium_state import (
     state_of,
     statistics_of,
 )
+from rlplace.envs.kept_numbers import KEPT, KeptNumbers
 from rlplace.envs.layers import check_below_wrappers, own_rewards
 from rlplace.envs.observations import encoding_of
 from rlplace.envs.precision import Precision
@@ -64,6 +65,11 @@ class GymnasiumVector:
         for env in envs:
             check_below_wrappers(env, self._results)
         self._steps = [env.step for env in envs]
+        # Numbers of the user's wrappers, and whether an evaluation keeps some of them from changing
+        self._numbers = [KeptNumbers(env) for env in envs]
+        self._keeps = False
+        # Whether an evaluation has no numbers of the training for them, which is said if they change
+        self._lacks = False
         # Returns are of the environments' own rewards, learning is by those of their wrappers; None: they are the same
         self._own_rewards = [each for env in envs if (each := own_rewards(env))] or None
         encoding = encoding_of(envs[0].observation_space)
@@ -146,6 +152,9 @@ class GymnasiumVector:
         clock = self._clock
         limit = self._limit
         # Whether all rows are checked: in the first step, or where an episode may be at its time limit
+        if self._keeps:
+            for kept in self._numbers:
+                kept.keep()
         due = clock == 1 or min(begins) <= clock - limit
         own = self._own_rewards
         # Observations are read one by one if they are no arrays, or if others may write into these arrays
@@ -232,14 +241,14 @@ class GymnasiumVector:
     def row_states(self) -> list[Mapping[str, NDArray[Any]]]:
         """Return the state of each row, including the return and the length of its unfinished episode."""
         states: list[Mapping[str, NDArray[Any]]] = []
-        for env, total, begin in zip(
-            self._envs, self._returns, self._begins, strict=True
+        for env, kept, total, begin in zip(
+            self._envs, self._numbers, self._returns, self._begins, strict=True
         ):
             counted = {
                 "return": np.array(total),
                 "length": np.array(self._clock - begin),
             }
-            states.append({**state_of(env), **counted})
+            states.append({**state_of(env), **kept.state(), **counted})
         return states
 
     def restore(
@@ -253,6 +262,7 @@ class GymnasiumVector:
         for row, (env, state) in enumerate(zip(self._envs, states, strict=True)):
             self._returns[row] = 0.0
             self._begins[row] = self._clock
+            self._results.taken(self._numbers[row].restore(state))
             if restore(env, state):
                 self._returns[row] = float(state["return"])
                 self._begins[row] = self._clock - int(state["length"])
@@ -266,10 +276,15 @@ class GymnasiumVector:
         `states`: what `row_states` returned for the rows of the training; row i gets those of row i, or begins again
         with the first one. Return whether `states` has all these statistics.
         """
+        rows = zip(self._numbers, itertools.cycle(states or [{}]), strict=False)
+        for kept, state in rows:
+            self._results.taken(kept.fix(state))
+        self._lacks = not any(name.startswith(KEPT) for each in states for name in each)
+        self._keeps = any(kept.are_fixed for kept in self._numbers)
         if not states:
             return False
-        rows = zip(self._envs, itertools.cycle(states), strict=False)
-        return all(freeze_statistics(env, state) for env, state in rows)
+        shipped = zip(self._envs, itertools.cycle(states), strict=False)
+        return all(freeze_statistics(env, state) for env, state in shipped)
 
     @property
     def statistics(self) -> frozenset[str]:
@@ -371,14 +386,17 @@ class GymnasiumVector:
         The first observations and the first step are compared, then a step in 64: in each step it would take time. The
         first remark is the last one.
         """
+        if self._lacks and self._clock:
+            self._results.taken(self._numbers[0].begun_anew())
+            self._lacks = False
         outside = self._bounds_seen.outside(observations)
         self._looks_at = self._clock + _LOOK_EVERY
         if self._clock == 0:
             self._looks_at = 1
         if outside is not None:
             number, low, high = outside
-            self._looks_at = sys.maxsize
-            self._results.remark(
+            self._looks_at = 1 if self._lacks else sys.maxsize
+            self._results.remark_of_kind(
                 "outside", f"{number:g}", low=f"{low:g}", high=f"{high:g}"
             )
 

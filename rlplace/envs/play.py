@@ -22,6 +22,7 @@ from rlplace.codes import config_error, problem
 from rlplace.config.blocks.simulator import MOST_PLAYED, SimulatorEnvConfig
 from rlplace.envs.contract import (
     Normalizing,
+    Remarking,
     Rendering,
     Simulator,
     Spaces,
@@ -62,14 +63,16 @@ def play(
     longest: int,
     video: Path | None = None,
     states: Sequence[Mapping[str, NDArray[Any]]] = (),
+    remarks: list[str] | None = None,
 ) -> list[Played]:
     """Play `episodes` whole episodes with a policy, and return the return and length of each.
 
     Equal seeds and equal actions give equal episodes. `spaces`: spaces of the policy. `act`: takes observations, and
     returns actions. `longest`: the most steps that an episode may have. `video`: file for a video of the first row;
-    None: no video. `states`: state of each environment of the training, for the statistics of wrappers. Raises
-    ConfigError if the simulator is unknown or cannot be drawn, or if statistics are missing, SimulatorError if a number
-    is not finite or an episode is too long, and OutputError if the video cannot be written.
+    None: no video. `states`: state of each environment of the training, for the statistics of wrappers. `remarks`: a
+    list that gets what the simulator has to say; None: it is in the log alone. Raises ConfigError if the simulator is
+    unknown or cannot be drawn, or if statistics are missing, SimulatorError if a number is not finite or an episode is
+    too long, and OutputError if the video cannot be written.
     """
     rows = min(episodes, MOST_PLAYED)
     # Whole environments, if several rows are one
@@ -118,6 +121,8 @@ def play(
             for row in range(rows):
                 if lengths[row] >= longest and len(played[row]) < due[row]:
                     raise _endless(config, longest, sum(map(len, played)), episodes)
+        if remarks is not None and isinstance(simulator, Remarking):
+            remarks += simulator.remarks
     return [episode for each in played for episode in each]
 
 
@@ -127,9 +132,11 @@ def _with_statistics(
     states: Sequence[Mapping[str, NDArray[Any]]],
 ) -> None:
     """Give wrappers that normalize the statistics of the training. Raises ConfigError if `states` has none."""
-    if not isinstance(simulator, Normalizing) or not simulator.statistics:
+    if not isinstance(simulator, Normalizing):
         return
-    if not simulator.take_statistics(states):
+    # A user's wrapper may have statistics, too
+    taken = simulator.take_statistics(states)
+    if simulator.statistics and not taken:
         raise without_statistics(config)
 
 

@@ -76,7 +76,11 @@ class Precision:
                 continue
             is_any_wide = True
             pairs = [(values[:-1], values[1:])]
-            if step == self._added_at + 1 and _alike(before, values):
+            if (
+                before is not None
+                and step == self._added_at + 1
+                and _alike(before, values)
+            ):
                 pairs.append((before, values))
             for these, those in pairs:
                 found = self._compare(at, these, those) or found
@@ -128,10 +132,6 @@ def _joined(values: Sequence[NDArray[Any]]) -> NDArray[Any] | None:
     return np.array(values).reshape(len(values), -1)
 
 
-def _alike(before: NDArray[Any] | None, values: NDArray[Any]) -> bool:
+def _alike(before: NDArray[Any], values: NDArray[Any]) -> bool:
     """Return whether the values of the step before can be compared with those of a step."""
-    return (
-        before is not None
-        and before.shape == values.shape
-        and before.dtype == values.dtype
-    )
+    return before.shape == values.shape and before.dtype == values.dtype

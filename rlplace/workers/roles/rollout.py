@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 from rlplace.codes import problem
 from rlplace.envs.contract import ContinuousActions
 from rlplace.errors import ChannelEmpty, DivergedError, SimulatorError
-from rlplace.metrics import ENDLESS_EPISODES, Metric, Metrics
+from rlplace.metrics import ENDLESS_EPISODES, PLAYED_EPISODES, Metric, Metrics
 from rlplace.models.tokenizer import Tokenizer
 from rlplace.placement.channels import asked_at_once
 from rlplace.placement.schedule import Residency
@@ -216,6 +216,7 @@ class VectorRolloutWorker(RolloutWorker):
             return policy.act(observations, begins=begins)
 
         device = self.context.device
+        remarks: list[str] = []
         try:
             device.acquire(config.evaluation_memory(self.config.ranks["env"]), _PLAYED)
             episodes = play(
@@ -225,6 +226,7 @@ class VectorRolloutWorker(RolloutWorker):
                 episodes=config.runner.eval_episodes,
                 seed=config.env.eval_seed,
                 longest=_LONGEST_EPISODE,
+                remarks=remarks,
             )
         except SimulatorError as error:
             if error.code != "endless-episode":
@@ -243,7 +245,7 @@ class VectorRolloutWorker(RolloutWorker):
             "eval/return": Metric(sum(returns) / number),
             "eval/return_std": Metric(statistics.pstdev(returns)),
             "eval/episode_length": Metric(sum(lengths) / number),
-            "eval/episodes": Metric(number, "sum"),
+            PLAYED_EPISODES: Metric(number, "sum", notes=tuple(remarks)),
         }
 
     def _answer_all(self, iteration: int, watch: Stopwatch) -> int:

@@ -350,6 +350,14 @@ def test_an_evaluation_leaves_the_random_numbers_of_the_process_as_they_were() -
     assert drawn() == undisturbed
 
 
+def test_actions_stay_as_they_were_decided_whatever_a_simulator_makes_of_them() -> None:
+    """A user's own simulator may change the array that it is given."""
+    rank = OneEnvRank(Layout(), env={"kind": "tests.own_adapter:Adapter"})
+    rank.run()
+    rows, steps = np.arange(12), np.arange(3)
+    assert np.array_equal(rank.sent().actions, (rows[None] + steps[:, None]) % 3)
+
+
 # ── remarks ──────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 

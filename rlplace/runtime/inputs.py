@@ -5,6 +5,9 @@
     config ──▶ keys that name a file, a folder or `package.module:Name` ──▶ files ──▶ size and hash of each
                                                                                           │ inputs.json of a checkpoint
     the same config at a resume ─────────────────────────────────────────▶ sizes, hashes ─┴▶ what has changed
+
+Code may open files, too. Those count whose name is a text in the code, and that exist. A file whose name is put
+together while the code runs, a download and a database are not found.
 """
 
 from __future__ import annotations
@@ -44,13 +47,17 @@ _PLACES = {"path", "paths", "file", "files", "folder", "folders", "dir", "direct
 # Words in keys whose files a run writes itself
 _WRITTEN = {"cache", "log", "logs", "out", "output", "record", "save", "temp", "tmp"}
 _CODE = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.-]*")
-# Of each key, so many bytes are compared as a whole. Further files are compared by their size and by blocks spread over
-# them: models have many gigabytes, folders of images many files
-_WHOLE_BYTES = 256 << 20
+# Of each key, so many bytes are compared as a whole. Further files are compared by their size, by blocks spread over
+# them, and by the time at which they were written: folders of images have many files
+_WHOLE_BYTES = 4 << 30
+# The same of a model, which has many gigabytes, and of which other weights differ in every block
+_WHOLE_MODEL_BYTES = 256 << 20
 _BLOCKS = 64
 _BLOCK_BYTES = 64 << 10
-# Of each key, at most so many bytes are read; further files are compared by their size alone
-_MOST_BYTES = 1 << 30
+# Of each key, at most so many bytes are read; further files are compared by their size and time alone
+_MOST_BYTES = 5 << 30
+# Stands before the time at which a file was written
+_WRITTEN_AT = " written at "
 # Most files of one folder or program that are compared: the first ones by name
 _MOST_FILES = 10_000
 # Keys that a text about compared files names
@@ -60,6 +67,8 @@ _NAMED = 4
 
 # Key of the config -> name of a file -> its size and hash
 Inputs = Mapping[str, Mapping[str, str]]
+# Behind the key of code: the files whose names are texts in the code
+NAMED = ": files that its code names"
 
 
 def inputs_of(
@@ -73,19 +82,45 @@ def inputs_of(
     found: dict[str, dict[str, str]] = {}
     written_in = str(value_at(mapping, "runner.output_dir") or "")
     for key, text in _texts(mapping):
-        files: Sequence[tuple[str, Path]] = ()
         if _CODE.fullmatch(text):
-            files = _program(text.partition(":")[0])
+            _add_program(found, key, text.partition(":")[0], written_in)
         elif _means_file(key, text):
             place = Path(text).expanduser()
-            files = _files(place, within=not _is_model(key), without=written_in)
-        if files:
-            found.setdefault(key, {}).update(_hashed(files))
+            model = _is_model(key)
+            files = _files(place, within=not model, without=written_in)
+            whole_bytes = _WHOLE_MODEL_BYTES if model else _WHOLE_BYTES
+            _add(found, key, files, whole_bytes)
     for key, kind in (code or {}).items():
-        files = _program(kind.__module__)
-        if files:
-            found.setdefault(key, {}).update(_hashed(files))
+        _add_program(found, key, kind.__module__, written_in)
     return found
+
+
+def _add(
+    found: dict[str, dict[str, str]],
+    key: str,
+    files: Sequence[tuple[str, Path]],
+    whole_bytes: int,
+) -> None:
+    """Add the size and hash of each of the `files` of `key` to `found`. `whole_bytes`: bytes to read as a whole."""
+    if files:
+        found.setdefault(key, {}).update(_hashed(files, whole_bytes))
+
+
+def _add_program(
+    found: dict[str, dict[str, str]], key: str, module: str, without: str
+) -> None:
+    """Add the files of a module to `found`, and those whose names are texts in its code.
+
+    `key`: config key that names the module. `without`: a folder whose files do not count.
+    """
+    program = _program(module)
+    _add(found, key, program, _WHOLE_BYTES)
+    named: dict[str, Path] = {}
+    for _, file in program:
+        for name, place in _named_files(file):
+            if not _lies_in(place, without):
+                named[name] = place
+    _add(found, f"{key}{NAMED}", sorted(named.items())[:_MOST_FILES], _WHOLE_BYTES)
 
 
 def shown(inputs: Inputs) -> str:
@@ -111,11 +146,13 @@ def written(inputs: Inputs) -> str:
 class Change:
     """What has changed of the files that one key of a config names.
 
-    `file`: name of the first changed file. `what`: all changes, in words.
+    `file`: name of the first changed file. `what`: all changes, in words. `certain`: False if the files were written
+    again, and what is compared of them is as before.
     """
 
     file: str
     what: str
+    certain: bool = True
 
 
 def changes(before: Inputs, now: Inputs) -> Mapping[str, Change]:
@@ -126,6 +163,9 @@ def changes(before: Inputs, now: Inputs) -> Mapping[str, Change]:
     found = {}
     for key, old in before.items():
         new = now.get(key)
+        if new is None and key.endswith(NAMED):
+            # All of the files are gone, and the code that names them is there
+            new = {}
         if new is None or new == old:
             continue
         names = [
@@ -134,8 +174,16 @@ def changes(before: Inputs, now: Inputs) -> Mapping[str, Change]:
         texts = [_change(name, old.get(name), new.get(name)) for name in names[:_NAMED]]
         if len(names) > _NAMED:
             texts.append(f"{len(names) - _NAMED} more")
-        found[key] = Change(file=names[0], what=", ".join(texts))
+        certain = any(_is_certain(old.get(name), new.get(name)) for name in names)
+        found[key] = Change(file=names[0], what=", ".join(texts), certain=certain)
     return found
+
+
+def _is_certain(old: str | None, new: str | None) -> bool:
+    """Return whether a file has certainly changed, and was not only written again. `old`, `new`: as for `_change`."""
+    if old is None or new is None:
+        return True
+    return old.partition(_WRITTEN_AT)[0] != new.partition(_WRITTEN_AT)[0]
 
 
 def _change(name: str, old: str | None, new: str | None) -> str:
@@ -146,16 +194,25 @@ def _change(name: str, old: str | None, new: str | None) -> str:
         return f"{name} is gone"
     before = int(old.partition(" ")[0])
     after = int(new.partition(" ")[0])
+    if not _is_certain(old, new):
+        return f"{name} may have other content: it was written again, and only a part of it is compared"
     if before == after:
         return f"{name} has other content"
     return f"{name} has {after:,} bytes instead of {before:,}"
 
 
+def without_named(key: str) -> str:
+    """Return the key of the config to which a key of `Inputs` belongs."""
+    return key.removesuffix(NAMED)
+
+
 def decides(key: str) -> bool:
     """Return whether files of `key` are known to decide what is learned: data sets, models and code of shipped jobs.
 
-    A file that is named by another argument, as of a simulator, may also be one that the run itself writes.
+    A file that is named by another argument, as of a simulator, or in code may also be one that the run itself writes.
     """
+    if key.endswith(NAMED):
+        return False
     return key in ("env.kwargs.path", "env.eval_kwargs.path") or ".kwargs." not in key
 
 
@@ -289,12 +346,8 @@ def _installed(root: Path) -> bool:
 
 def _imported(file: Path, root: Path) -> Iterator[Path]:
     """Yield the files of all modules below the folder `root` that the program in `file` imports, wherever it does."""
-    try:
-        tree = ast.parse(file.read_bytes())
-    except (OSError, SyntaxError, ValueError, RecursionError):
-        return
     package = file.parent.relative_to(root).parts
-    for node in ast.walk(tree):
+    for node in _nodes(file):
         names: list[tuple[str, ...]] = []
         if isinstance(node, ast.Import):
             names = [tuple(alias.name.split(".")) for alias in node.names]
@@ -308,6 +361,67 @@ def _imported(file: Path, root: Path) -> Iterator[Path]:
                 yield from _of_module(name, root)
 
 
+def _nodes(file: Path) -> Iterator[ast.AST]:
+    """Yield all parts of the program in `file`; none if it cannot be read."""
+    try:
+        tree = ast.parse(file.read_bytes())
+    except (OSError, SyntaxError, ValueError, RecursionError):
+        return
+    yield from ast.walk(tree)
+
+
+def _named_files(program: Path) -> Iterator[tuple[str, Path]]:
+    """Yield (name, path) of each file that a text in a program names, and that exists.
+
+    A relative name counts from the working folder and from the folder of the program. Code of Python does not count:
+    modules are found by their imports.
+    """
+    for name in _names_in(program):
+        if not (os.path.dirname(name) or Path(name).suffix):
+            continue
+        written = Path(os.path.expanduser(name))
+        for place in (Path(os.path.abspath(written)), program.parent / written):
+            if place.suffix == ".py" or not os.path.isfile(place):
+                continue
+            yield str(name), place
+            break
+
+
+def _names_in(program: Path) -> Iterator[str]:
+    """Yield each text in a program, and the last texts that `/` or a call such as `os.path.join` puts together."""
+    for node in _nodes(program):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str):
+            yield node.value
+            continue
+        parts: Sequence[ast.expr] = ()
+        if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Div):
+            parts = _divided(node)
+        elif isinstance(node, ast.Call):
+            parts = node.args
+        texts: list[str] = []
+        for part in reversed(parts):
+            if not isinstance(part, ast.Constant) or not isinstance(part.value, str):
+                break
+            texts.insert(0, part.value)
+        if len(texts) > 1:
+            yield os.path.join(*texts)
+
+
+def _divided(node: ast.BinOp) -> list[ast.expr]:
+    """Return the parts of `a / "b" / "c"` in their order."""
+    parts = [node.right]
+    left = node.left
+    while isinstance(left, ast.BinOp) and isinstance(left.op, ast.Div):
+        parts.insert(0, left.right)
+        left = left.left
+    return [left, *parts]
+
+
+def _lies_in(place: Path, folder: str) -> bool:
+    """Return whether a file lies in a folder, at any depth; never in a folder "" without a name."""
+    return bool(folder) and place.is_relative_to(os.path.abspath(folder))
+
+
 def _of_module(name: Sequence[str], root: Path) -> Iterator[Path]:
     """Yield the files of a module below `root`: its own, and the `__init__.py` of each package that it is in."""
     for length in range(1, len(name) + 1):
@@ -317,22 +431,31 @@ def _of_module(name: Sequence[str], root: Path) -> Iterator[Path]:
                 yield file
 
 
-def _hashed(files: Sequence[tuple[str, Path]]) -> Iterator[tuple[str, str]]:
-    """Yield (name, size and hash) of each file that can be read; the size alone behind the most bytes."""
-    left = _WHOLE_BYTES
+def _hashed(
+    files: Sequence[tuple[str, Path]], whole_bytes: int
+) -> Iterator[tuple[str, str]]:
+    """Yield (name, size and hash) of each file that can be read; the size alone behind the most bytes.
+
+    `whole_bytes`: so many bytes are read as a whole. Further files get the time at which they were written, too.
+    """
+    left = whole_bytes
     read = 0
     for name, file in files:
         try:
-            size = file.stat().st_size
+            status = file.stat()
+            size = status.st_size
             left -= size
-            whole = left >= 0
-            read += size if whole else min(size, _BLOCKS * _BLOCK_BYTES)
+            whole = left >= 0 or size <= _BLOCKS * _BLOCK_BYTES
+            read += size if whole else _BLOCKS * _BLOCK_BYTES
             if read > _MOST_BYTES:
-                yield name, f"{size} not read"
+                text = f"{size} not read"
             else:
-                yield name, f"{size} {_hash(file, whole=whole)}"
+                text = f"{size} {_hash(file, whole=whole)}"
         except OSError:
             continue
+        if not whole or read > _MOST_BYTES:
+            text += f"{_WRITTEN_AT}{status.st_mtime_ns}"
+        yield name, text
 
 
 def _hash(file: Path, *, whole: bool) -> str:

@@ -230,7 +230,7 @@ def _changed_inputs(
     return {
         key: change
         for key, change in changed.items()
-        if not _is_within(key, tuple(differences))
+        if not _is_within(inputs.without_named(key), tuple(differences))
     }
 
 
@@ -356,8 +356,9 @@ def _other_experiment(
     rules = _rules(job.config)
     # Of a custom job, only its workers know what its files mean
     edited = []
-    for key in changed or {}:
+    for key, change in (changed or {}).items():
         told = isinstance(job.config, OpenConfig) or not inputs.decides(key)
+        told = told or not change.certain
         if not told and not _is_within(key, allowed):
             edited.append(key)
     shaping = [
@@ -495,6 +496,8 @@ def _text(
             lines.append(f"    {key}: {_short(old)} -> {_short(new)}{note}")
     for key, change in changed.items():
         note = "        changes the numbers of what follows"
+        if not change.certain:
+            note = ""
         lines.append(f"    {key}: {change.what}{note}")
     lines += job_of(job.config).resume_notes(
         job.config, differences, checkpoint.iteration

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -145,7 +146,7 @@ def test_a_folder_has_bounds_and_they_are_said(
     files = found["env.kwargs.path"]
     # The same ones in every process, whatever the order on the disk
     assert list(files) == list("abcdef")
-    read = [name for name, value in files.items() if not value.endswith("not read")]
+    read = [name for name, value in files.items() if "not read" not in value]
     assert read == ["a", "b"]
     assert inputs.shown(found) == "env.kwargs.path (the first 6 files, 5.86 KiB)"
     (tmp_path / "f").write_bytes(bytes(1_001))
@@ -164,7 +165,7 @@ def test_the_text_about_compared_files_is_short() -> None:
 def test_large_files_are_compared_by_their_blocks(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(inputs, "_WHOLE_BYTES", 1_500)
+    monkeypatch.setattr(inputs, "_WHOLE_MODEL_BYTES", 1_500)
     monkeypatch.setattr(inputs, "_BLOCKS", 4)
     monkeypatch.setattr(inputs, "_BLOCK_BYTES", 10)
     mapping = {"actor": {"model": {"path": str(tmp_path)}}}
@@ -180,7 +181,7 @@ def test_large_files_are_compared_by_their_blocks(
         file.write_bytes(content)
         found = inputs.changes(before, inputs.inputs_of(mapping))
         file.write_bytes(bytes(1_000))
-        return "actor.model.path" in found
+        return "actor.model.path" in found and found["actor.model.path"].certain
 
     assert [changed(whole, place) for place in (0, 500, 999)] == [True] * 3
     assert [changed(blocks, place) for place in (0, 500, 999)] == [True, False, True]
@@ -191,3 +192,88 @@ def test_many_changes_are_cut_short() -> None:
     now = {"env.kwargs.path": {"0.txt": "1 b", "new.txt": "1 a"}}
     (change,) = inputs.changes(before, now).values()
     assert change.what.endswith("3.txt is gone, 3 more")
+
+
+def test_a_large_file_that_was_written_again_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(inputs, "_WHOLE_BYTES", 500)
+    monkeypatch.setattr(inputs, "_BLOCKS", 4)
+    monkeypatch.setattr(inputs, "_BLOCK_BYTES", 10)
+    data = tmp_path / "rows.jsonl"
+    mapping = {"env": {"kwargs": {"path": str(data)}}}
+    data.write_bytes(bytes(1_000))
+    before = json.loads(inputs.written(inputs.inputs_of(mapping)))
+    assert inputs.changes(before, inputs.inputs_of(mapping)) == {}
+    # No compared block has the place of the change
+    content = bytearray(1_000)
+    content[500] = 1
+    data.write_bytes(content)
+    os.utime(data, ns=(0, 5))
+    (change,) = inputs.changes(before, inputs.inputs_of(mapping)).values()
+    assert not change.certain
+    assert change.what == (
+        "rows.jsonl may have other content: it was written again, and only a part of it is compared"
+    )
+    # Other bytes within a block
+    content[0] = 1
+    data.write_bytes(content)
+    (change,) = inputs.changes(before, inputs.inputs_of(mapping)).values()
+    assert change.certain
+    assert change.what == "rows.jsonl has other content"
+
+
+def test_a_data_set_is_compared_as_a_whole_up_to_gigabytes(tmp_path: Path) -> None:
+    data = tmp_path / "rows.jsonl"
+    mapping = {"env": {"kwargs": {"path": str(data)}}}
+    with data.open("wb") as content:
+        content.truncate(300 << 20)
+    before = inputs.inputs_of(mapping)
+    with data.open("r+b") as content:
+        content.seek(151 << 20)
+        content.write(b"x")
+    (change,) = inputs.changes(before, inputs.inputs_of(mapping)).values()
+    assert change.certain
+
+
+def test_files_that_code_names_are_told(
+    code: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "runs").mkdir()
+    monkeypatch.chdir(tmp_path)
+    (code / "graders_of_mine" / "lists").mkdir()
+    for name in (
+        "graders_of_mine/lists/nouns.txt",
+        "graders_of_mine/verbs.txt",
+        "graders_of_mine/table.json",
+        "runs/log.txt",
+        "words",
+    ):
+        (code / name).write_text("some")
+    (code / "graders_of_mine" / "words.py").write_text(
+        "import os\nfrom pathlib import Path\n"
+        "NOUNS = Path(__file__).parent / 'lists' / 'nouns.txt'\n"
+        "VERBS = os.path.join(os.path.dirname(__file__), 'verbs.txt')\n"
+        f"TABLE = open({str(code / 'graders_of_mine' / 'table.json')!r}).read()\n"
+        "LOG = open('runs/log.txt', 'a')\n"
+        "OTHERS = ['words', 'none.txt', 'score.py', 'odd\\0.txt', 'a / long text.']\n"
+    )
+    mapping = config(code)
+    mapping["runner"]["output_dir"] = "runs"
+    found = inputs.inputs_of(mapping)
+    key = f"env.rewards.name{inputs.NAMED}"
+    assert [Path(name).name for name in found[key]] == [
+        "table.json",
+        "nouns.txt",
+        "verbs.txt",
+    ]
+    # The code may write them itself
+    assert not inputs.decides(key)
+    (code / "graders_of_mine" / "verbs.txt").write_text("another")
+    (code / "graders_of_mine" / "lists" / "nouns.txt").unlink()
+    (change,) = inputs.changes(found, inputs.inputs_of(mapping)).values()
+    assert change.what == "lists/nouns.txt is gone, verbs.txt has 7 bytes instead of 4"
+    for file in ("table.json", "verbs.txt"):
+        (code / "graders_of_mine" / file).unlink()
+    (change,) = inputs.changes(found, inputs.inputs_of(mapping)).values()
+    assert change.what.count("is gone") == 3

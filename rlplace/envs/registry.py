@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from rlplace.config.blocks.language_model import RewardConfig, TextEnvConfig
     from rlplace.config.blocks.simulator import SimulatorEnvConfig, SimulatorJobConfig
     from rlplace.envs.contract import Adapter, Simulator, Spaces
-    from rlplace.envs.text.contract import Split, TextTask
+    from rlplace.envs.text.contract import Prompt, Split, TextTask
 
 # Shipped simulator libraries, and text tasks, by the name in a config
 ADAPTERS: Mapping[str, str] = {
@@ -699,13 +699,15 @@ def check_task(
     components: Mapping[str, RewardConfig] | None = None,
     own: bool = True,
     eval_prompts: int | None = None,
+    rendered: Callable[[Prompt], str] | None = None,
 ) -> list[Problem]:
     """Return the problems of a text task and its reward functions; the task is made to find them.
 
     If there are none so far, the reward functions are tried with one row of the task. `evaluated`: whether the task for
     held-out prompts is checked too; its warnings are among the problems. `components`: config key -> block of the
     reward components with functions. `own`: whether functions of the user are tried, too. `eval_prompts`: number of
-    held-out prompts of an evaluation; None: all.
+    held-out prompts of an evaluation; None: all. `rendered`: returns a prompt as the text that the model reads; None:
+    held-out prompts are compared with others by their messages.
     """
     from rlplace.envs.text.held_out import held_out_warnings
     from rlplace.envs.text.probe import probe_problems, row_problems
@@ -743,5 +745,7 @@ def check_task(
             own=own,
         )
     if evaluated and len(tasks) == len(seeds) and not problems:
-        problems += held_out_warnings(tasks["train"], tasks["held_out"], eval_prompts)
+        problems += held_out_warnings(
+            tasks["train"], tasks["held_out"], eval_prompts, rendered
+        )
     return problems

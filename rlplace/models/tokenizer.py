@@ -365,6 +365,13 @@ class Chat:
     def first(self, prompt: Prompt) -> Tokens:
         """Return the tokens of a prompt, up to the place where the first answer begins.
 
+        Raises ConfigError as `text` does.
+        """
+        return self._tokenizer.encode(self.text(prompt))
+
+    def text(self, prompt: Prompt) -> str:
+        """Return a prompt as the text that the model reads, up to the place where the first answer begins.
+
         If the last message is of the assistant, the answer continues this message. Raises ConfigError if both the job
         and the prompt have a system message, or if the template does not show the message that is to be continued.
         """
@@ -373,11 +380,11 @@ class Chat:
             raise config_error("two-system-messages", "env.system", "system, system")
         chat = [*self._system, *messages]
         if chat[-1].role != "assistant":
-            return self._tokenizer.encode(self._render(chat))
+            return self._render(chat)
         # An empty message of the assistant is an answer that has not begun
         begun = chat[-1].text
         if not begun.strip():
-            return self._tokenizer.encode(self._render(chat[:-1]))
+            return self._render(chat[:-1])
         rendered = self._tokenizer.render(
             chat, answered=True, arguments=self._arguments
         )
@@ -388,7 +395,7 @@ class Chat:
         # Some templates cut blanks at the end of a message
         blanks = begun[len(begun.rstrip()) :]
         kept = blanks if after.startswith(blanks) else ""
-        return self._tokenizer.encode(before + found + kept)
+        return before + found + kept
 
     def reply(self, answer: Tokens, text: str) -> Tokens:
         """Return the tokens between an answer and the next answer: the end of the answer's turn, and the reply `text`.
@@ -438,12 +445,16 @@ class PlainText:
 
     def first(self, prompt: Prompt) -> Tokens:
         """Return the tokens of a prompt, after the system text if there is one."""
+        return self._tokenizer.encode_beginning(self.text(prompt))
+
+    def text(self, prompt: Prompt) -> str:
+        """Return a prompt as the text that the model reads, after the system text if there is one."""
         parts = [self._system] if self._system else []
         if isinstance(prompt, str):
             parts.append(prompt)
         else:
             parts += [message.text for message in prompt]
-        return self._tokenizer.encode_beginning("\n".join(parts))
+        return "\n".join(parts)
 
     def reply(self, answer: Tokens, text: str) -> Tokens:
         """Return the tokens of the reply `text`, with a line break before and after it. `answer` is not used."""

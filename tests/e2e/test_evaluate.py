@@ -20,6 +20,7 @@ from rlplace.checkpoints.find import folders_of
 from rlplace.cli.evaluate import main
 from rlplace.cli.export import main as export
 from rlplace.errors import ConfigError
+from rlplace.jobs.language_model.evaluate import _around, _identity
 from tests.e2e.language import INLINE as LM_INLINE
 from tests.e2e.language import tiny
 from tests.e2e.training import INLINE, placed, train
@@ -542,6 +543,38 @@ def test_a_language_model_has_the_reward_of_the_evaluation_of_its_run(
     )
     assert found["tokens"] == pytest.approx(np.mean([each["tokens"] for each in said]))
     assert all(each["prompt"] and len(each["answers"]) == 1 for each in said)
+
+
+def test_an_interval_is_of_different_prompts() -> None:
+    few = [("a", 0.7), ("b", 0.8), ("c", 0.9)]
+    around = 1.96 * np.std([0.7, 0.8, 0.9], ddof=1) / np.sqrt(3)
+    assert _around(few) == pytest.approx(around)
+    assert _around(few * 10) == pytest.approx(around)
+    # A plain text equals one message of the user
+    text = {"prompt": "a"}
+    message = {"prompt": [{"role": "user", "content": "a"}]}
+    assert _identity(text) == _identity(message) != _identity({"prompt": "b"})
+    assert _around([("a", 1.0)] * 4) is None
+    assert _around([]) is None
+
+
+def test_rows_that_repeat_a_prompt_are_said(
+    model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows = [{"prompt": f"{n % 3}", "answer": "1"} for n in range(12)]
+    data = tmp_path / "rows.jsonl"
+    data.write_text("\n".join(map(json.dumps, rows)), encoding="utf-8")
+    run = answered(
+        model,
+        tmp_path / "runs",
+        "env.task=prompts",
+        f"+env.kwargs={{path: {data}}}",
+        f"env.eval_kwargs={{path: {data}}}",
+    )
+    found = report(capsys, run)
+    assert (found["prompts"], found["prompts_different"]) == (12, 3)
+    assert main([str(run)]) == 0
+    assert "12 held-out prompts (3 different ones)" in capsys.readouterr().out
 
 
 def test_more_prompts_and_answers_that_are_drawn(

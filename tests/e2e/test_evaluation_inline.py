@@ -150,3 +150,25 @@ def test_a_run_stops_after_evaluations_without_gain(
     )
     assert [line["iteration"] for line in run.metrics()] == [0, 1, 2]
     assert "the best is of version 0" in run.out
+
+
+def test_training_rows_in_another_form_are_counted(model: Path, tmp_path: Path) -> None:
+    rows = [
+        {"prompt": [{"role": "user", "content": f"train {n}"}], "answer": "a"}
+        for n in range(20, 50)
+    ]
+    # No row for training has a system message
+    rows[0]["prompt"].insert(0, {"role": "system", "content": "Be short."})
+    other = tmp_path / "messages.jsonl"
+    other.write_text("\n".join(map(json.dumps, rows)) + "\n", encoding="utf-8")
+    plan = run_on_rows(
+        model,
+        tmp_path,
+        f"env.eval_kwargs={{path: {other}}}",
+        "env.system=null",
+        "env.chat=true",
+        "runner.eval_every=1",
+        "dry_run=true",
+    )
+    assert "[held-out-in-training]" in plan.out + plan.err
+    assert "19 of 30 held-out prompts are trained on" in plan.out + plan.err

@@ -9,7 +9,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Literal, Protocol
 
@@ -133,10 +133,19 @@ class OneTurn:
         return self.known
 
 
-def episode_identity(task: TextTask, number: int) -> str | None:
+def prompt_identity(prompt: Prompt) -> str:
+    """Return a text that is equal for equal prompts. A plain text equals one message of the user with this text."""
+    if isinstance(prompt, str):
+        prompt = [Message("user", prompt)]
+    return repr(list(prompt))
+
+
+def episode_identity(
+    task: TextTask, number: int, shown: Callable[[Prompt], str] = prompt_identity
+) -> str | None:
     """Return a text that is equal for equal episodes of a task, such as its prompt; None if the task has none.
 
-    `number`: number of the episode.
+    `number`: number of the episode. `shown`: takes the prompt of an episode of class OneTurn, and returns the text.
     """
     identity = getattr(task, "identity", None)
     if identity is not None:
@@ -147,9 +156,7 @@ def episode_identity(task: TextTask, number: int) -> str | None:
     episode = task.episode(number)
     if not isinstance(episode, OneTurn):
         return None
-    if isinstance(episode.prompt, str):
-        return episode.prompt
-    return repr(episode.prompt)
+    return shown(episode.prompt)
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

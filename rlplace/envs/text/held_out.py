@@ -2,29 +2,43 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import itertools
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 from rlplace.codes import problem
 from rlplace.config.blocks.engine import ENDLESS_HELD_OUT
-from rlplace.envs.text.contract import TextTask, episode_identity
-from rlplace.errors import Problem
+from rlplace.envs.text.contract import (
+    Image,
+    Prompt,
+    TextTask,
+    episode_identity,
+    prompt_identity,
+)
+from rlplace.envs.text.tasks import PromptSet
+from rlplace.errors import ConfigError, Problem
 from rlplace.units import clipped
 
 # Codes of the problems of this module, with which a job can run
 WARNINGS = ("held-out-in-training", "few-held-out")
 # Training episodes of an endless task that are compared
 _COMPARED = 256
+# Most prompts that are rendered by the chat template to be compared: a template takes 0.1 ms for one
+_RENDERED = 50_000
 
 
 def held_out_warnings(
-    train: TextTask, held_out: TextTask, asked: int | None
+    train: TextTask,
+    held_out: TextTask,
+    asked: int | None,
+    rendered: Callable[[Prompt], str] | None = None,
 ) -> Iterator[Problem]:
     """Yield a warning if held-out prompts are trained on, and one if there are fewer of them than are asked for.
 
     `train`, `held_out`: the task with the prompts of each split. `asked`: number of held-out prompts of an evaluation;
-    None: all of them.
+    None: all of them. `rendered`: returns a prompt as the text that the model reads, or raises ConfigError; None: the
+    messages of prompts are compared. They are compared too where there are very many prompts.
     """
     size = held_out.size
     if size is not None and asked is not None and asked > size:
@@ -34,17 +48,20 @@ def held_out_warnings(
             f"eval_prompts: {asked}",
             size=size,
         )
-    if not hasattr(train, "identity"):
+    if not (hasattr(train, "identity") or isinstance(train, PromptSet)):
         # The episodes of a custom task may take long to begin.
         return
     # An endless task is compared by its first episodes.
     tested = range(size if size is not None else asked or ENDLESS_HELD_OUT)
     learned = range(train.size if train.size is not None else _COMPARED)
     # Of a large data set the digests are a tenth of the prompts
-    trained = {_digest(identity) for identity in _identities(train, learned)}
+    shown = prompt_identity
+    if rendered is not None and len(tested) + len(learned) <= _RENDERED:
+        shown = functools.partial(_as_read, rendered)
+    trained = {_digest(identity) for identity in _identities(train, learned, shown)}
     if not trained:
         return
-    different = dict.fromkeys(_identities(held_out, tested))
+    different = dict.fromkeys(_identities(held_out, tested, shown))
     both = [identity for identity in different if _digest(identity) in trained]
     if both:
         yield problem(
@@ -60,9 +77,29 @@ def _digest(identity: str) -> bytes:
     return hashlib.blake2b(identity.encode(errors="replace"), digest_size=16).digest()
 
 
-def _identities(task: TextTask, numbers: Iterable[int]) -> Iterator[str]:
-    """Yield a text for each episode, equal for equal episodes; nothing if the task does not tell which are equal."""
-    identities = (episode_identity(task, number) for number in numbers)
+def _as_read(rendered: Callable[[Prompt], str], prompt: Prompt) -> str:
+    """Return a prompt as the text that the model reads, with the sources of its images."""
+    try:
+        text = rendered(prompt)
+    except ConfigError:
+        # The check of prompts says why
+        return prompt_identity(prompt)
+    images: list[Image] = []
+    if not isinstance(prompt, str):
+        images = [image for message in prompt for image in message.images]
+    if not images:
+        return text
+    return f"{text}{images!r}"
+
+
+def _identities(
+    task: TextTask, numbers: Iterable[int], shown: Callable[[Prompt], str]
+) -> Iterator[str]:
+    """Yield a text for each episode, equal for equal episodes; nothing if the task does not tell which are equal.
+
+    `shown`: returns a prompt as such a text.
+    """
+    identities = (episode_identity(task, number, shown) for number in numbers)
     for identity in itertools.takewhile(lambda found: found is not None, identities):
         assert identity is not None, "takewhile has ended before it"
         yield identity

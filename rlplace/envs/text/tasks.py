@@ -564,11 +564,6 @@ class PromptSet:
             facts["answer"] = _column(values, self._answer)
         return OneTurn(prompt=self._asked(values, place), known=facts)
 
-    def identity(self, number: int) -> str:
-        """Return the prompt of row number `number` as text, with its images."""
-        prompt = self._asked(*self._rows[number])
-        return prompt if isinstance(prompt, str) else repr(prompt)
-
     def place(self, number: int) -> Source:
         """Return the file and line of row number `number`."""
         return self._rows[number][1]

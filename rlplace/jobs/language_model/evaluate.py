@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
+import math
 import statistics
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rlplace.checkpoints import write_whole
@@ -51,17 +52,15 @@ def evaluate(trained: Trained, request: EvaluationRequest) -> Evaluation:
         )
     except OSError as error:
         raise OutputError.of(file, error, "transcripts", "a file") from error
-    rewards = [sample["reward"] for sample in samples if sample["reward"] is not None]
+    scored = [sample for sample in samples if sample["reward"] is not None]
+    rewards = [sample["reward"] for sample in scored]
     mean = statistics.fmean(rewards) if rewards else None
-    around = (
-        _CONFIDENCE * statistics.stdev(rewards) / len(rewards) ** 0.5
-        if len(rewards) > 1
-        else None
-    )
+    around = _around([(_identity(sample), sample["reward"]) for sample in scored])
     report: dict[str, Any] = {
         "policy": trained.text,
         "task": trained.config.env.task,
         "prompts": len(samples),
+        "prompts_different": len({_identity(sample) for sample in samples}),
         "prompts_asked_for": request.episodes,
         "deterministic": request.deterministic,
         "seed": request.seed,
@@ -77,6 +76,32 @@ def evaluate(trained: Trained, request: EvaluationRequest) -> Evaluation:
     return Evaluation(report=report, rows=_rows(report))
 
 
+def _identity(sample: Mapping[str, Any]) -> str:
+    """Return a text that is equal for samples of equal prompts. A plain text equals one message of the user."""
+    prompt = sample["prompt"]
+    if isinstance(prompt, str):
+        prompt = [{"role": "user", "content": prompt}]
+    return json.dumps(prompt, sort_keys=True)
+
+
+def _around(rewards: Sequence[tuple[str, float]]) -> float | None:
+    """Return how far a confidence interval reaches to each side of the mean reward; None for fewer than two prompts.
+
+    `rewards`: (prompt, reward) of each sample. Samples of equal prompts are one observation, since an answer to the
+    same prompt says nothing of other prompts: the interval is of different prompts (a cluster-robust standard error).
+    """
+    mean = statistics.fmean(reward for _, reward in rewards) if rewards else 0.0
+    deviations: dict[str, float] = {}
+    for prompt, reward in rewards:
+        deviations[prompt] = deviations.get(prompt, 0.0) + reward - mean
+    different = len(deviations)
+    if different < 2:
+        return None
+    spread = sum(deviation**2 for deviation in deviations.values())
+    variance = spread * different / (different - 1) / len(rewards) ** 2
+    return _CONFIDENCE * math.sqrt(variance)
+
+
 def _rows(report: Mapping[str, Any]) -> list[tuple[str, str]]:
     drawn = (
         "the likeliest answers"
@@ -84,6 +109,8 @@ def _rows(report: Mapping[str, Any]) -> list[tuple[str, str]]:
         else f"answers drawn as in training, seed {report['seed']}"
     )
     prompts = f"{report['prompts']} held-out prompts"
+    if report["prompts_different"] < report["prompts"]:
+        prompts += f" ({report['prompts_different']} different ones)"
     wanted = report["prompts_asked_for"]
     if wanted is not None and wanted > report["prompts"]:
         prompts += f" (there are no {wanted} different ones)"

@@ -25,6 +25,7 @@ from rlplace.jobs.language_model.rules.planned import plan_problems
 from rlplace.jobs.language_model.rules.signal import compares_groups
 from rlplace.jobs.trained import TrainedJob
 from rlplace.jobs.variants import check_variant
+from rlplace.models.folders import existing_folder
 from rlplace.metrics import DROPPED_PROMPTS, UNCONFINED
 from rlplace.placement.counts import Count
 from rlplace.placement.language.spec import role_of
@@ -94,6 +95,12 @@ class LanguageModelJob(TrainedJob):
                 for c in scorers
                 if config.reward_of(c).function is not None
             }
+            folder = existing_folder(config.model)
+            rendered = None
+            if runner.eval_every and folder is not None:
+                from rlplace.workers.roles.prompts import rendered_by
+
+                rendered = rendered_by(config, folder)
             yield from check_task(
                 config.env,
                 seed=runner.seed,
@@ -102,6 +109,7 @@ class LanguageModelJob(TrainedJob):
                 # Failures of single answers may be what the config expects
                 own=config.faults.on_error == "stop",
                 eval_prompts=runner.eval_prompts,
+                rendered=rendered,
             )
         yield from check_variant(config)
         if config.rollout.own:

@@ -16,7 +16,7 @@ import numpy as np
 
 from rlplace import codes
 from rlplace.config.blocks.engine import ENDLESS_HELD_OUT
-from rlplace.config.blocks.language_model import LanguageModelJobConfig
+from rlplace.config.blocks.language_model import LanguageModelJobConfig, TextEnvConfig
 from rlplace.envs.registry import make_task
 from rlplace.envs.text import Image, Split, TextEpisode
 from rlplace.envs.text.contract import NoPrompt, Prompt, episode_identity
@@ -85,13 +85,8 @@ class Prompts:
         self._seed = env.eval_seed if self.held_out else config.runner.seed
         self.task = make_task(env, seed=self._seed, split=split)
         self.tokenizer = Tokenizer.load(model)
-        plain = PlainText(self.tokenizer, system=env.system)
         self._vision = VisionSpec.of(model, env)
-        self.conversation = (
-            Chat(self.tokenizer, system=env.system, arguments=env.template)
-            if env.chat
-            else plain
-        )
+        self.conversation = _conversation(env, self.tokenizer)
         self._longest = config.algorithm.max_prompt_length
         self._drop = env.long_prompts == "drop"
         self.dropped = 0
@@ -332,6 +327,27 @@ class Prompts:
             longest=self._longest,
             enough=enough,
         )
+
+
+def _conversation(env: TextEnvConfig, tokenizer: Tokenizer) -> Chat | PlainText:
+    """Return what makes the tokens of prompts: by the chat template if `env.chat` is set, else as plain text."""
+    if env.chat:
+        return Chat(tokenizer, system=env.system, arguments=env.template)
+    return PlainText(tokenizer, system=env.system)
+
+
+def rendered_by(
+    config: LanguageModelJobConfig, model: Path
+) -> Callable[[Prompt], str] | None:
+    """Return a function that returns a prompt as the text that the model reads; None if there is no tokenizer.
+
+    `model`: folder with the tokenizer.
+    """
+    try:
+        return _conversation(config.env, Tokenizer.load(model)).text
+    # Other checks say what is missing
+    except (ConfigError, ModuleNotFoundError):
+        return None
 
 
 def splits(config: LanguageModelJobConfig) -> tuple[Split, ...]:

@@ -7,8 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from rlplace.codes import config_error
 from rlplace.config.blocks.language_model import TextEnvConfig
 from rlplace.envs.registry import check_task
+from rlplace.envs.text.contract import Prompt
 
 
 def rows(file: Path, name: str, numbers: range) -> str:
@@ -63,3 +65,36 @@ def test_a_generated_task_that_repeats_itself_is_told() -> None:
     assert [code for code, _ in found] == ["held-out-in-training"]
     # A tenth of these problems is kept out of training.
     assert warnings(TextEnvConfig(task="arithmetic")) == []
+
+
+def test_prompts_that_render_alike_are_equal(tmp_path: Path) -> None:
+    train = rows(tmp_path / "train.jsonl", "row", range(40))
+    messages = tmp_path / "messages.jsonl"
+    texts = [f"row {n}" for n in range(38, 42)]
+    lines = [
+        {"prompt": [{"role": "user", "content": text}], "answer": "1"} for text in texts
+    ]
+    lines[1]["prompt"] = [{"role": "user", "content": " row 39\n"}]
+    messages.write_text("\n".join(map(json.dumps, lines)), encoding="utf-8")
+    env = TextEnvConfig(
+        task="prompts",
+        kwargs={"path": train},
+        eval_kwargs={"path": str(messages)},
+    )
+    # Without a template: a text is a message of the user
+    code = "held-out-in-training"
+    assert warnings(env) == [(code, "1 of 4 held-out prompts are trained on")]
+
+    def rendered(prompt: Prompt) -> str:
+        if isinstance(prompt, str):
+            return prompt.strip()
+        return "".join(message.text.strip() for message in prompt)
+
+    found = check_task(env, seed=0, evaluated=True, rendered=rendered)
+    assert [each.what for each in found] == ["2 of 4 held-out prompts are trained on"]
+
+    def refused(prompt: Prompt) -> str:
+        raise config_error("no-chat-template", "env.chat", "model")
+
+    found = check_task(env, seed=0, evaluated=True, rendered=refused)
+    assert [each.what for each in found] == ["1 of 4 held-out prompts are trained on"]

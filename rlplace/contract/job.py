@@ -187,6 +187,15 @@ class Job:
         """
         return ()
 
+    def unplaced_problems(
+        self, config: Any, sources: Mapping[str, Source]
+    ) -> Iterable[Problem]:
+        """Return the problems of blocks that nothing reads, since the components that they describe are not placed.
+
+        `sources`: key -> file and line of its value.
+        """
+        return ()
+
     def plan_problems(self, config: Any, plan: Plan) -> Iterable[Problem]:
         """Return the problems for which a run of the plan would fail on any machine."""
         case = rules.PlannedJob(components=self.components, config=config, plan=plan)

@@ -15,6 +15,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from rlplace.checks import unplaced
 from rlplace.codes import problem
 from rlplace.config.compose import Composed
 from rlplace.config.found import value_at
@@ -164,8 +165,10 @@ def prepare(
     if topology is None:
         topology = declared_topology(config.cluster, places)
     found = check_env(config, places)
-    problems = [each for each in found if each.code not in WARNINGS]
-    warnings = [each for each in found if each.code in WARNINGS]
+    found += _with_sources(job.unplaced_problems(config, places), places)
+    can_run = (*WARNINGS, unplaced.WARNING)
+    problems = [each for each in found if each.code not in can_run]
+    warnings = [each for each in found if each.code in can_run]
     try:
         plan = make_plan(config, topology, places)
     except ProblemsError as error:

@@ -14,18 +14,25 @@ import pytest
 
 from rlplace.checks.rule import broken
 from rlplace.config.blocks.training import AlgorithmConfig
+from rlplace.config.compose import with_hydra
 from rlplace.config.read import read_config
 from rlplace.config.schema import Config
 from rlplace.contract.planning import make_plan
 from rlplace.contract.registry import job_of
-from rlplace.errors import ConfigError, Problem, Source
+from rlplace.errors import ConfigError, Problem, ProblemsError, Source
 from rlplace.jobs.language_model.folders import with_folder
 from rlplace.jobs.language_model.rules import engines, images
 from rlplace.jobs.language_model.rules.case import PlannedJob
 from rlplace.models.heads import reward_head_problem, value_head_problem
 from rlplace.placement import Topology
 from rlplace.placement.plan import Plan
-from rlplace.runtime.prepare import check_env, check_launch, check_plan
+from rlplace.runtime.prepare import (
+    check_env,
+    check_launch,
+    check_plan,
+    prepare,
+    prepare_composed,
+)
 from rlplace.workers.engines.contract import engine_args_problems
 
 KEYS = {
@@ -904,3 +911,59 @@ def test_a_text_with_a_special_token_ends_no_answer(folder: Path) -> None:
         "'x<eos>'",
         "stop: ['<eos>']",
     )
+
+
+def unplaced(*words: str) -> list[tuple[str, str]]:
+    """Code and key of each problem of blocks without a component; also of those with which a job can run."""
+    (composed,) = with_hydra(words)
+    try:
+        found = prepare_composed(composed).plan.warnings
+    except ProblemsError as error:
+        found = tuple(error.problems)
+    codes = ("block-not-placed", "unused-block")
+    return [(each.code, each.key) for each in found if each.code in codes]
+
+
+def test_a_block_of_a_component_that_is_not_placed_is_refused() -> None:
+    grpo = "hybrid_grpo_llm"
+    refused = "block-not-placed"
+    assert unplaced(grpo) == []
+    # Nothing differs from the defaults
+    assert unplaced(grpo, "+reference={}", "+critic.warmup_iterations=0") == []
+    reward = "+reward={function: exact_match}"
+    assert unplaced(grpo, reward) == [(refused, "reward.function")]
+    placed = "cluster.component_placement={reward: cpu}"
+    assert unplaced(grpo, reward, placed) == []
+    url = "+reward.url=http://localhost:1/"
+    assert unplaced(grpo, url) == [(refused, "reward.url")]
+    assert unplaced(grpo, "+critic.optimizer.lr=1e-3", "+reference.dtype=fp32") == [
+        (refused, "critic.optimizer"),
+        (refused, "reference.dtype"),
+    ]
+    # A config without a file
+    (composed,) = with_hydra([grpo])
+    mapping = {**composed.mapping, "reference": {"on_host": True}}
+    with pytest.raises(ConfigError) as error:
+        prepare(mapping)
+    assert [each.key for each in error.value.problems] == ["reference.on_host"]
+
+
+def test_an_unplaced_block_of_a_shipped_config_is_told() -> None:
+    reference = (
+        "rlhf_tiny",
+        "~cluster.component_placement.reference",
+        "algorithm.kl_coef=0",
+    )
+    assert unplaced("rlhf_tiny") == []
+    assert unplaced(*reference) == [("unused-block", "reference.dtype")]
+    assert unplaced(*reference, "~reference") == []
+    # What the user sets is refused
+    assert unplaced(*reference, "reference.on_host=true") == [
+        ("block-not-placed", "reference.on_host")
+    ]
+    # The file of a group counts too
+    reward = ("rlhf_tiny", "~cluster.component_placement.reward")
+    assert unplaced(*reward) == [("unused-block", "reward.model")]
+    # A head on the actor is a critic
+    critic = ("~cluster.component_placement.critic", "critic.on_actor=true")
+    assert unplaced("rlhf_tiny", *critic, "critic.warmup_iterations=0") == []

@@ -7,6 +7,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from rlplace.checks.unplaced import unplaced_problems
 from rlplace.codes import config_error
 from rlplace.config.blocks.language_model import LanguageModelJobConfig
 from rlplace.contract.requests import Evaluation, EvaluationRequest, ExportRequest
@@ -25,8 +26,8 @@ from rlplace.jobs.language_model.rules.planned import plan_problems
 from rlplace.jobs.language_model.rules.signal import compares_groups
 from rlplace.jobs.trained import TrainedJob
 from rlplace.jobs.variants import check_variant
-from rlplace.models.folders import existing_folder
 from rlplace.metrics import DROPPED_PROMPTS, UNCONFINED
+from rlplace.models.folders import existing_folder
 from rlplace.placement.counts import Count
 from rlplace.placement.language.spec import role_of
 from rlplace.placement.machines.topology import Topology
@@ -114,6 +115,17 @@ class LanguageModelJob(TrainedJob):
         yield from check_variant(config)
         if config.rollout.own:
             yield from own_engine_problems(config.rollout)
+
+    def unplaced_problems(
+        self, config: LanguageModelJobConfig, sources: Mapping[str, Source]
+    ) -> Iterable[Problem]:
+        # A head on the actor, and the actor without its LoRA factors, need no placement
+        shared = {
+            "critic": config.critic.on_actor,
+            "reference": config.reference.share_actor,
+        }
+        roles = [role for role, is_shared in shared.items() if not is_shared]
+        return unplaced_problems(config, [*roles, "reward"], sources)
 
     def plan_problems(
         self, config: LanguageModelJobConfig, plan_: Plan

@@ -1,0 +1,73 @@
+"""Blocks of components that the job does not place: nothing reads what is set there."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+from rlplace.codes import problem
+from rlplace.config.schema import Config
+from rlplace.errors import Problem, Source, source_of
+from rlplace.placement.language.spec import role_of
+from rlplace.placement.schedule import placed_names
+
+# The package: sources name shipped configs as configs/<name>.yaml
+_PACKAGE = Path(__file__).resolve().parents[1]
+_CONFIGS = (_PACKAGE / "configs").resolve()
+# The block is of a shipped config, whose user did not place the component: a job can run with it
+WARNING = "unused-block"
+_REFUSED = "block-not-placed"
+# A component without a model, by keys of its block that name what it asks instead
+_WITHOUT_MODEL = ("function", "url")
+
+
+def unplaced_problems(
+    config: Config, roles: Sequence[str], sources: Mapping[str, Source]
+) -> Iterator[Problem]:
+    """Yield a problem for each role that no placed component has, and whose block has other values than the defaults.
+
+    `roles`: roles whose blocks are looked at. `sources`: key -> file and line of its value. If all of these values come
+    from shipped configs, the problem is a warning.
+    """
+    placed = placed_names(config.cluster.component_placement)
+    for role in roles:
+        block = getattr(config, role)
+        # Blocks of named components, reward.<name>, are compared with the names that are placed
+        if isinstance(block, Mapping) or role in map(role_of, placed):
+            continue
+        default = type(block)()
+        changed = [
+            field.name
+            for field in dataclasses.fields(block)
+            if getattr(block, field.name) != getattr(default, field.name)
+        ]
+        if not changed:
+            continue
+        own = [name for name in changed if not _is_shipped(f"{role}.{name}", sources)]
+        where = "<accelerators>"
+        if any(name in changed for name in _WITHOUT_MODEL):
+            where = "cpu"
+        yield problem(
+            _REFUSED if own else WARNING,
+            f"{role}.{(own or changed)[0]}",
+            f"{role}: {{{', '.join(f'{name}: ...' for name in own or changed)}}}",
+            role=role,
+            where=where,
+            placed=", ".join(placed),
+        )
+
+
+def _is_shipped(key: str, sources: Mapping[str, Source]) -> bool:
+    """Return whether all values at `key` are written in configs that come with rlplace."""
+    found = [source for name, source in sources.items() if name.startswith(f"{key}.")]
+    at_key = source_of(key, sources)
+    if at_key is not None:
+        found.append(at_key)
+    return bool(found) and all(_is_file_of_ours(source.file) for source in found)
+
+
+def _is_file_of_ours(file: str) -> bool:
+    """Return whether a file is one of the shipped configs. `file`: as a source names it, or its whole path."""
+    place = (_PACKAGE / file).resolve()
+    return place.is_relative_to(_CONFIGS) and place.is_file()

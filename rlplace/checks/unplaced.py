@@ -15,7 +15,19 @@ from rlplace.placement.schedule import placed_names
 # The package: sources name shipped configs as configs/<name>.yaml
 _PACKAGE = Path(__file__).resolve().parents[1]
 _CONFIGS = (_PACKAGE / "configs").resolve()
-# The block is of a shipped config, whose user did not place the component: a job can run with it
+# Fields that say where and in which portions a component works, and not what it computes
+_WITHOUT_NUMBERS = frozenset(
+    {
+        "checkpointing",
+        "enable_offload",
+        "group_name",
+        "micro_batch",
+        "on_host",
+        "sharded",
+        "token_budget",
+    }
+)
+# The block changes no numbers, or is of a shipped config, whose user did not place the component: a job can run with it
 WARNING = "unused-block"
 _REFUSED = "block-not-placed"
 # A component without a model, by keys of its block that name what it asks instead
@@ -27,8 +39,8 @@ def unplaced_problems(
 ) -> Iterator[Problem]:
     """Yield a problem for each role that no placed component has, and whose block has other values than the defaults.
 
-    `roles`: roles whose blocks are looked at. `sources`: key -> file and line of its value. If all of these values come
-    from shipped configs, the problem is a warning.
+    `roles`: roles whose blocks are looked at. `sources`: key -> file and line of its value. The problem is a warning if
+    all of these values come from shipped configs, or say only where and in which portions the component works.
     """
     placed = placed_names(config.cluster.component_placement)
     for role in roles:
@@ -44,7 +56,12 @@ def unplaced_problems(
         ]
         if not changed:
             continue
-        own = [name for name in changed if not _is_shipped(f"{role}.{name}", sources)]
+        own = [
+            name
+            for name in changed
+            if name not in _WITHOUT_NUMBERS
+            and not _is_shipped(f"{role}.{name}", sources)
+        ]
         where = "<accelerators>"
         if any(name in changed for name in _WITHOUT_MODEL):
             where = "cpu"

@@ -942,10 +942,14 @@ def test_a_block_of_a_component_that_is_not_placed_is_refused() -> None:
     ]
     # A config without a file
     (composed,) = with_hydra([grpo])
-    mapping = {**composed.mapping, "reference": {"on_host": True}}
+    mapping = {**composed.mapping, "reference": {"on_host": True, "dtype": "fp32"}}
     with pytest.raises(ConfigError) as error:
         prepare(mapping)
-    assert [each.key for each in error.value.problems] == ["reference.on_host"]
+    assert [each.key for each in error.value.problems] == ["reference.dtype"]
+    # What changes no number is told
+    mapping["reference"] = {"enable_offload": True, "micro_batch": 2}
+    (warning,) = [w for w in prepare(mapping).plan.warnings if "block" in w.code]
+    assert (warning.code, warning.key) == ("unused-block", "reference.micro_batch")
 
 
 def test_an_unplaced_block_of_a_shipped_config_is_told() -> None:
@@ -958,8 +962,8 @@ def test_an_unplaced_block_of_a_shipped_config_is_told() -> None:
     assert unplaced(*reference) == [("unused-block", "reference.dtype")]
     assert unplaced(*reference, "~reference") == []
     # What the user sets is refused
-    assert unplaced(*reference, "reference.on_host=true") == [
-        ("block-not-placed", "reference.on_host")
+    assert unplaced(*reference, "reference.refresh_every=7") == [
+        ("block-not-placed", "reference.refresh_every")
     ]
     # The file of a group counts too
     reward = ("rlhf_tiny", "~cluster.component_placement.reward")

@@ -64,7 +64,8 @@ def math_verify(transcript: Transcript) -> float:
             return 1.0
     # Of a solution with ####, only the number after it is the result
     if given is not None and last_boxed(answer) is None:
-        answer = f"${given}$"
+        stated = given.replace("$", " ").strip()
+        answer = f"${stated}$"
     return float(any(verified(answer, plain_characters(right)) for right in rights))
 
 

@@ -29,9 +29,8 @@ _CHARACTERS = {
     **dict.fromkeys("\u00a0\u2007\u2009\u202f", "~"),
     # Invisible characters
     **dict.fromkeys("\u200b\u200c\u200d\u2060\ufeff", ""),
-    "\u00d7": r"\times ",
-    "\u00b7": r"\cdot ",
-    "\u22c5": r"\cdot ",
+    # Of 5 \times 10 outside of dollar signs, math-verify reads 5 alone
+    **dict.fromkeys("\u00d7\u00b7\u22c5", " * "),
     "\u2044": "/",
     "\u2215": "/",
     "\u221a": r"\sqrt ",
@@ -183,6 +182,11 @@ _QUOTE = re.compile(r"^[ \t]{0,3}>[ \t]{1,3}(?=\S)", re.MULTILINE)
 _INEQUALITY = re.compile(
     r"(?<![-=])(?:[<>\u2264\u2265\u2260]=?|!=|\\(?:leq?|geq?|neq?|lt|gt))[\s{$]{0,3}$"
 )
+# 7 + 5, 2*5, 5:7, 7 - 5, 5 out of 7
+_OPERATION = re.compile(
+    r"(?<=\d)\.$|[\d)}\]!][$ \t]{0,3}(?:[+*\u00f7]|\\(?:times|cdot|div)|(?<=\d):(?=$)|[ \t]-[ \t]"
+    r"|[ \t](?:mod|times|plus|minus|over|out of)[ \t])[ \t$({]{0,3}$"
+)
 _PART = re.compile(r"[,;+*/&][\s]{0,3}$")
 _BRACKET = re.compile(r"\s{0,3}(?:[)\]]|\\right|\\\}|\\end)")
 _MIXED_NUMBER = re.compile(r"[-+]?\d+[ ~]+(\d+)/(\d+)")
@@ -191,7 +195,23 @@ _MARK = re.compile(
     r"(?:(?:the )?(?:final )?answer(?: is)?[ \t]{0,9}[:=]?[ \t]{0,9})?(?:[*_` \t]|\\?[(\[]){0,9}",
     re.IGNORECASE,
 )
+# Characters before a number in which its denial stands, and words without which nothing is denied
+_DENIAL = 30
+_SOME_DENIAL = re.compile(
+    r"\bno[tr]\b|never|n['\u2019]t|wrong|incorrect|false", re.IGNORECASE
+)
 _CURRENCY = re.compile(r"\\?[$\u20ac\u00a3\u00a5]")
+# What makes another value of the number before it, on the same line: 5 or 6, 5^2, 5 * 10, 5:30, 5!, 5x, 10k, 5 dozen
+_CLOSED = r"[$)\]}*_`]{0,4}"
+_CHANGED = re.compile(
+    rf"{_CLOSED}[ \t]{{0,9}}(?:[\^!+<>\u00f7]|\\(?:times|cdot|div|pm|pi|sqrt|frac|leq?|geq?|lt|gt)(?![A-Za-z])"
+    r"|\*{1,2}[ \t]{0,9}[\d\\(]|-[ \t]{0,9}\d|dozen(?![A-Za-z])"
+    r"|[(,]?[ \t]{0,9}(?:or|to|and|mod|times|over|plus|minus|out of)[ \t]{1,9}[-+$\\({]{0,4}\d)"
+    rf"|{_CLOSED}(?:[ \t]{{1,9}}|,[ \t]{{0,9}}|[:.])[-+$\\]{{0,3}}\d"
+    r"|(?:[xyzabcijknpqrtuvwKMB]|bn|mn)(?![A-Za-z])|x[0-9a-fA-F]"
+)
+# Longest line that is the result where it is no number
+_LINE = 200
 # What follows the number of a heading: #### 1. First, #### 2) Then
 _HEADING = re.compile(r"[.):][ \t]{1,9}\S")
 
@@ -199,10 +219,12 @@ _HEADING = re.compile(r"[.):][ \t]{1,9}\S")
 def marked(text: str) -> str | None:
     """Return the number directly after the last ####, as in GSM8K's solutions; None if there is none.
 
-    Headings, such as "#### Step 2" and "#### 1. Add", are passed over.
+    If what follows changes its value, as in "#### 5 or 6" and "#### 5^2", return all of the line. Headings, such as
+    "#### Step 2" and "#### 1. Add", are passed over.
     """
     if "####" not in text:
         return None
+    text = scaled(text)
     marks = [*_MARK.finditer(text)]
     for mark in reversed(marks[-_MARKED:]):
         at = mark.end()
@@ -211,8 +233,82 @@ def marked(text: str) -> str | None:
             at = currency.end()
         found = _TOKEN.match(text, at)
         if found and found["number"] and not _HEADING.match(text, found.end()):
+            if _CHANGED.match(text, found.end()):
+                return text[at : at + _LINE].partition("\n")[0].strip()
             return _without_neighbour(found["number"])
     return None
+
+
+# 10 million, 1.2\text{ billion}
+_SCALES = {
+    "hundred": 2,
+    "thousand": 3,
+    "million": 6,
+    "billion": 9,
+    "trillion": 12,
+}
+_SCALED = re.compile(
+    r"(?<![\w.,])(\d{1,3}(?:,\d{3}){1,4}|\d{1,12})(\.\d{1,12})?(?:[\s~]|\\[,;:! ]){0,3}"
+    rf"(?:\\(?:text|mathrm|mbox)\s?\{{\s{{0,3}})?(?:({'|'.join(_SCALES)})\b)\s{{0,3}}\}}?",
+    re.IGNORECASE,
+)
+
+
+def scaled(text: str) -> str:
+    """Return a text in which numbers with words such as "million" are written in digits: 1.2 million is 1200000."""
+    lower = text.lower()
+    if not any(word in lower for word in _SCALES):
+        return text
+    return _SCALED.sub(_in_digits, text)
+
+
+def _in_digits(found: re.Match[str]) -> str:
+    """Return a number that matched `_SCALED` in digits, and a blank."""
+    value = Decimal(found[1].replace(",", "") + (found[2] or ""))
+    value = value.scaleb(_SCALES[found[3].lower()])
+    return f"{value.normalize():f} "
+
+
+# A number that a sentence denies: the answer is not 42; 42 is wrong
+_DENIED_BEFORE = re.compile(
+    r"(?:(?<![A-Za-z])(?:not|never|nor)|n['\u2019]t)[ \t]{1,3}"
+    r"(?:(?:be|equal to|equal|exactly)[ \t]{1,3})?[$\\({*`\"]{0,4}$",
+    re.IGNORECASE,
+)
+_DENIED_AFTER = re.compile(
+    r"[$)}*`\"]{0,4}[ \t]{1,3}(?:(?:is|was|would be)[ \t]{1,3}(?:not|wrong|incorrect|false)"
+    r"|(?:isn|wasn)['\u2019]t)(?![A-Za-z])",
+    re.IGNORECASE,
+)
+# 42 is not only, 42 is not just
+_ONLY = re.compile(r"[ \t]{1,3}(?:only|just)(?![A-Za-z])", re.IGNORECASE)
+
+
+def denied(text: str, begin: int, end: int) -> bool:
+    """Return whether a sentence says that a number is not the result. `begin`, `end`: place of the number."""
+    if _DENIED_BEFORE.search(text, max(0, begin - _DENIAL), begin):
+        return True
+    after = _DENIED_AFTER.match(text, end)
+    return after is not None and not _ONLY.match(text, after.end())
+
+
+def without_denied(text: str) -> str:
+    """Return a text without the numbers of which a sentence says that they are not the result."""
+    if not _SOME_DENIAL.search(text):
+        return text
+    numbers = [found for found in _TOKEN.finditer(text) if found["number"]]
+    wrong = {
+        _without_neighbour(found["number"])
+        for found in numbers
+        if denied(text, found.start(), found.end())
+    }
+    parts: list[str] = []
+    at = 0
+    for found in numbers:
+        if _without_neighbour(found["number"]) in wrong:
+            parts.append(text[at : found.start()])
+            at = found.end()
+    return "".join([*parts, text[at:]])
 
 
 def without_marks(text: str) -> str:
@@ -236,10 +332,13 @@ def _without_emphasis(text: str) -> str:
 def last_number(text: str) -> str:
     """Return the last number of a text, as it is written.
 
-    Return "" if there is none, or if the last value is an expression, such as a root. Digits within words are no
-    numbers, and a dash between two numbers or after a word is no sign.
+    Return "" if there is none, or if the last value is an expression, such as a root or 7 + 5, or if a sentence says
+    that it is not the result. Digits within words are no numbers, and a dash between two numbers or after a word is no
+    sign.
     """
-    text = without_marks(text[-_READ:])
+    text = scaled(without_marks(text[-_READ:]))
+    denials = _SOME_DENIAL.search(text) is not None
+    wrong = set[str]()
     pairs = _braces(text)
     last = ""
     at = 0
@@ -256,6 +355,9 @@ def last_number(text: str) -> str:
             power = _POWER.match(text, at)
             if _ORDINAL.match(text, at):
                 continue
+            if denials and denied(text, found.start(), at):
+                wrong.add(number)
+                continue
             if _within_expression(text, found.start(), at):
                 last = ""
             elif power and not _DEGREES.match(text, at):
@@ -265,16 +367,18 @@ def last_number(text: str) -> str:
                 last = ""
             else:
                 last = number
+    if last in wrong:
+        return ""
     return last
 
 
 def _within_expression(text: str, begin: int, end: int) -> bool:
-    """Return whether a number is the end of a pair, an interval, a matrix or an inequality, and no result itself.
+    """Return whether a number ends a calculation, a pair, an interval, a matrix or an inequality, and is no result.
 
     `begin`, `end`: the place of the number.
     """
     before = text[max(0, begin - _AROUND) : begin]
-    if _INEQUALITY.search(before):
+    if _INEQUALITY.search(before) or _OPERATION.search(before):
         return True
     return bool(_PART.search(before) and _BRACKET.match(text, end))
 
@@ -324,6 +428,7 @@ _GROUPED = re.compile(
     r"(?<![\d.,])\d{1,3}(?:(?:\{,\}|,\\!|\\[,!;: ]|~|[ ])\d{3})++(?![\d,])"
 )
 _THOUSANDS = re.compile(r"[-+]?\d{1,3}(?:,\d{3})+(?:\.\d+)?")
+_PRODUCT = re.compile(r"\\(?:times|cdot)(?![A-Za-z])")
 _MONEY = re.compile(r"\\?[$\u20ac\u00a3\u00a5\u20b9]")
 # Mixed fractions: 3\frac{1}{2} and 3 1/2 are three and a half
 _MIXED = re.compile(
@@ -408,6 +513,7 @@ def _uniform(text: str) -> str:
 
     Spacing, units and a name before an equal sign are removed, and fractions are written in the same way.
     """
+    text = _PRODUCT.sub("*", scaled(text))
     text = text.replace("{,}", ",") if _THOUSANDS.search(text) else text
     # 10 000 and 10\,000; a comma with a blank separates two numbers
     text = _GROUPED.sub(lambda found: re.sub(r"[^\d]", "", found[0]), text)
@@ -481,8 +587,10 @@ _IN_BRACKETS = re.compile(
 def plain_numbers(text: str) -> str:
     r"""Return a text in which numbers are written as the library math-verify reads them.
 
-    3 1/2 is written as 7/2, -$5 as -5, \dfrac and \frac12 as \frac{1}{2}, +42, answer:42 and a last (42) as 42.
+    3 1/2 is written as 7/2, -$5 as -5, \dfrac and \frac12 as \frac{1}{2}, +42, answer:42 and a last (42) as 42, and
+    1.2 million as 1200000. Numbers of which a sentence says that they are not the result are left out.
     """
+    text = without_denied(scaled(text))
     text = _IN_BRACKETS.sub(r"\1\2", _COLON.sub(": ", text))
     text = _PLUS.sub(r"\1\2", text)
     text = _PLAIN_MIXED.sub(_improper, _NEGATIVE_MONEY.sub("-", text))

@@ -134,6 +134,10 @@ ENDLESS = {
     "dollars": "$" * 50_000,
     "minus signs": "\u2212" * 100_000,
     "thoughts": "<think>" * 20_000,
+    "denials": "not 5 " * 20_000,
+    "millions": "1 million " * 20_000,
+    "blanks before a million": "1" + " " * 50_000 + "million",
+    "sums": "#### 5" + " + 5" * 20_000,
 }
 
 
@@ -367,6 +371,54 @@ def test_marks_that_are_left_out_make_no_other_number(
     told = transcript(answer, answer=right)
     assert math_answer(told) == value
     assert math_verify(told) == value
+
+
+# Answer, right answer, value by own rules, value by the library
+CHANGED = [
+    # What follows a number on its line makes it another value
+    *((f"#### {line}", "5", 0, 0) for line in ("5 or 6", "5 (or 6)", "5 to 6", "5-6")),
+    *((f"#### {line}", "5", 0, 0) for line in ("5^2", "5 * 10", "5 + 3", "5 6", "5!")),
+    *(
+        (f"#### {line}", "5", 0, 0)
+        for line in ("5:30", "5x", "5\u00d710", "$5$ or $6$")
+    ),
+    ("#### 10 million", "10", 0, 0),
+    ("#### 10k", "10", 0, 0),
+    ("#### 10 million", "10000000", 1, 1),
+    ("It costs $1.2 million.", "1200000", 1, 1),
+    (r"\boxed{10 \text{ million}}", "10", 0, 0),
+    # And what does not
+    *((f"#### {line}", "42", 1, 1) for line in ("42 apples", "42.", "42 (2 each)")),
+    *((f"#### {line}", "42", 1, 1) for line in ("**42**", "$42$", "42\n7 steps")),
+    # What a sentence denies
+    ("The answer is not 42", "42", 0, 0),
+    ("I had 42. The answer isn't 42.", "42", 0, 0),
+    ("So 42 is wrong", "42", 0, 0),
+    ("The answer is not 41 but 42", "42", 1, 1),
+    ("The answer is 42, not 41", "42", 1, 1),
+    ("42 is not only right", "42", 1, 1),
+    # What is calculated with
+    ("The answer is 5 \u00d7 10", "5", 0, 0),
+    ("2\u00d75", "5", 0, 0),
+    ("2\u00b75", "5", 0, 0),
+    ("the answer: 7 + 5", "5", 0, 0),
+    ("the answer: 2*5", "5", 0, 0),
+    ("7 + 5 = 12", "12", 1, 1),
+    (r"\boxed{2 \times 10^3}", "2000", 1, 1),
+    ("$2 \u00d7 10^3$", "2000", 1, 1),
+]
+
+
+@pytest.mark.skipif(
+    importlib.util.find_spec("math_verify") is None, reason="no math_verify"
+)
+@pytest.mark.parametrize(("answer", "right", "own", "library"), CHANGED)
+def test_a_number_counts_only_where_it_is_the_result(
+    answer: str, right: str, own: float, library: float
+) -> None:
+    told = transcript(answer, answer=right)
+    assert math_answer(told) == own
+    assert math_verify(told) == library
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import random
 import re
 import sys
 from pathlib import Path
@@ -166,3 +167,44 @@ def nothing(prompts: list[str], answers: list[str]) -> Any:
 
 def too_many(prompts: list[str], answers: list[str]) -> list[float]:
     return [1.0, 2.0]
+
+
+def relative_length(
+    completions: list[list[dict[str, str]]], **columns: object
+) -> list[float]:
+    """The length reward of open-r1: relative to the shortest and the longest answer."""
+    lengths = [len(completion[0]["content"]) for completion in completions]
+    if max(lengths) == min(lengths):
+        return [0.0] * len(lengths)
+    span = max(lengths) - min(lengths)
+    return [0.5 - (length - min(lengths)) / span for length in lengths]
+
+
+def own_length(completions: list[str], **columns: object) -> list[float]:
+    """A length reward of each answer by itself."""
+    return [-len(completion) / 100 for completion in completions]
+
+
+def drawn(completions: list[str], **columns: object) -> list[float]:
+    """A reward that is another one at each call."""
+    return [random.random() for _ in completions]
+
+
+def one_alone(completions: list[str], **columns: object) -> list[float]:
+    """A reward that refuses several answers."""
+    if len(completions) > 1:
+        raise ValueError("one answer at a time")
+    return [1.0]
+
+
+class RelativeLength:
+    """A class with the length reward of open-r1, in the form of OpenRLHF."""
+
+    def __init__(self, *, scale: float = 1.0) -> None:
+        self._scale = scale
+
+    def __call__(
+        self, queries: list[str], prompts: list[str], labels: list[str]
+    ) -> dict[str, list[float]]:
+        longest = max(map(len, queries))
+        return {"rewards": [self._scale * len(query) / longest for query in queries]}

@@ -710,7 +710,7 @@ def check_task(
     held-out prompts are compared with others by their messages.
     """
     from rlplace.envs.text.held_out import held_out_warnings
-    from rlplace.envs.text.probe import probe_problems, row_problems
+    from rlplace.envs.text.probe import WARNING, probe_problems, row_problems
     from rlplace.envs.text.rewards import find_rewards, named_reward
 
     problems: list[Problem] = []
@@ -744,7 +744,8 @@ def check_task(
             memory_bytes=config.reward_memory,
             own=own,
         )
-    if evaluated and len(tasks) == len(seeds) and not problems:
+    sound = all(problem.code == WARNING for problem in problems)
+    if evaluated and len(tasks) == len(seeds) and sound:
         problems += held_out_warnings(
             tasks["train"], tasks["held_out"], eval_prompts, rendered
         )

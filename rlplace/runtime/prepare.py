@@ -32,6 +32,7 @@ from rlplace.envs.registry import (
     missing_library,
 )
 from rlplace.envs.text.held_out import WARNINGS
+from rlplace.envs.text.probe import WARNING as SEES_ONE
 from rlplace.errors import (
     ClusterError,
     ConfigError,
@@ -166,7 +167,7 @@ def prepare(
         topology = declared_topology(config.cluster, places)
     found = check_env(config, places)
     found += _with_sources(job.unplaced_problems(config, places), places)
-    can_run = (*WARNINGS, unplaced.WARNING)
+    can_run = (*WARNINGS, SEES_ONE, unplaced.WARNING)
     problems = [each for each in found if each.code not in can_run]
     warnings = [each for each in found if each.code in can_run]
     try:

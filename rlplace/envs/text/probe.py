@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import re
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
@@ -11,13 +12,18 @@ from typing import Any
 from rlplace import codes
 from rlplace.envs.text.code import forms
 from rlplace.envs.text.contract import OneTurn, TextTask, Transcript
-from rlplace.envs.text.graders import ProcessGrader
-from rlplace.envs.text.rewards import Case, Reward
+from rlplace.envs.text.graders import Graded, ProcessGrader
+from rlplace.envs.text.rewards import Case, Reward, find_reward
 from rlplace.envs.text.right_answers import written_answers
 from rlplace.envs.text.rows import bad_row
+from rlplace.envs.text.signatures import depends_on_others, form_of
 from rlplace.errors import Problem, RewardError
 from rlplace.units import clipped
 
+# A job can run with a function that compares the answers of a list: it is told
+WARNING = "reward-sees-one-answer"
+# Added to the answer of the probe, for answers that are shorter, longer and wrong
+_OTHERS = ("", " ", " and so on, with some more words", "!" * 200)
 # Rows that are read before the start
 _MOST_ROWS = 20_000
 # Longest time of one function
@@ -36,9 +42,10 @@ def probe_problems(
 ) -> list[Problem]:
     """Return the problems that reward functions have with one row of the task, whose answer is the right one.
 
-    Only what would end each run is a problem: functions that refuse their arguments or facts, that raise an error of
-    their own, or that return no number. Functions of a user run in a process with limits; `timeout_s` and
-    `memory_bytes` are those of a run. `own`: whether to try functions of a user at all.
+    What would end each run is a problem: functions that refuse their arguments or facts, that raise an error of their
+    own, or that return no number. A function that compares the answers of a list has the problem `WARNING`, with which
+    a job can run. Functions of a user run in a process with limits; `timeout_s` and `memory_bytes` are those of a run.
+    `own`: whether to try functions of a user at all.
     """
     told = _probe(task)
     if told is None:
@@ -49,9 +56,12 @@ def probe_problems(
         if reward.shipped:
             found += _of_shipped(reward, told, key)
         elif own:
-            found += _of_own(
-                reward, told, key, min(timeout_s, _LONGEST_S), memory_bytes
-            )
+            limit_s = min(timeout_s, _LONGEST_S)
+            problems = _of_own(reward, told, key, limit_s, memory_bytes)
+            if not problems and _sees_others(reward, told, limit_s, memory_bytes):
+                leaf = "function" if reward.key else "name"
+                problems = [codes.problem(WARNING, f"{key}.{leaf}", reward.written)]
+            found += problems
     return found
 
 
@@ -171,6 +181,48 @@ def _of_own(
             if error.code == "reward-raised" and error.own:
                 return [_problem(reward, told, key, "raised", reason=why)]
     return []
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class _TogetherReward(Reward):
+    """A reward function that is asked whether it rewards several answers in another way together than alone."""
+
+    def function(self) -> Callable[[Transcript], float]:
+        """Return a function of a transcript that returns 1 if the reward of an answer depends on others, else 0."""
+        function = find_reward(self.written)
+
+        def depends(told: Transcript) -> float:
+            transcripts = [
+                dataclasses.replace(told, answers=(f"{told.answer}{more}",))
+                for more in _OTHERS
+            ]
+            return float(
+                depends_on_others(function, self.kwargs, transcripts, chat=self.chat)
+            )
+
+        return depends
+
+
+def _sees_others(
+    reward: Reward, told: Transcript, timeout_s: float, memory_bytes: int
+) -> bool:
+    """Return whether a user's function compares the answers of a list with each other; False if that is unknown."""
+    if form_of(find_reward(reward.written)) == "transcript":
+        return False
+    names = [field.name for field in dataclasses.fields(Reward)]
+    asked = _TogetherReward(**{name: getattr(reward, name) for name in names})
+    grader = ProcessGrader(
+        [asked], timeout_s=timeout_s, memory_bytes=memory_bytes, processes=1
+    )
+    with closing(grader):
+        try:
+            grader.submit(Case(group=0, sample=0, transcript=told))
+            done: list[Graded] = []
+            while not done:
+                done = grader.done(wait=True)
+        except RewardError:
+            return False
+    return done[0][1][reward.name] == 1.0
 
 
 def _problem(

@@ -8,8 +8,9 @@
     f(queries, prompts, labels, **kwargs)                                OpenRLHF: a list or a tensor, {"rewards": ...}
     f(data_source, solution_str, ground_truth, extra_info, **kwargs)     verl: a number, {"score": ...}
 
-Functions over lists are called with lists of length one, so that limits apply to each episode. A function may be async.
-A class is instantiated with the arguments of the config; its instance is then called.
+Functions over lists are called with lists of length one, so that limits apply to each episode. A function that compares
+the answers of a list with each other therefore sees no other answer; `depends_on_others` finds it. A function may be
+async. A class is instantiated with the arguments of the config; its instance is then called.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from __future__ import annotations
 import copy
 import inspect
 import itertools
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, Literal
 
 from rlplace.envs.text.contract import Message, Transcript
@@ -92,6 +93,53 @@ def adapted(
         return _only_one(value, form)
 
     return reward
+
+
+def depends_on_others(
+    function: Callable[..., Any],
+    kwargs: Mapping[str, object],
+    transcripts: Sequence[Transcript],
+    *,
+    chat: bool,
+) -> bool:
+    """Return whether a function over lists rewards answers in another way together than each of them alone.
+
+    Return False for functions of one answer, and for those whose rewards differ from call to call. `transcripts`:
+    answers to one prompt. `kwargs`, `chat`: as for `adapted`. Raises what the function raises.
+    """
+    alone = adapted(function, kwargs, chat=chat)
+    called = function
+    arguments = kwargs
+    if inspect.isclass(function):
+        made: Any = function(**copy.deepcopy(dict(kwargs)))
+        called = made
+        arguments = {}
+    form = form_of(called)
+    if form in ("transcript", "verl"):
+        return False
+    each = [alone(transcript) for transcript in transcripts]
+    # Lists of one become one list of all
+    given: dict[str, Any] = {}
+    for transcript in transcripts:
+        for name, values in _given(form, transcript, chat).items():
+            given.setdefault(name, []).extend(values)
+    given |= copy.deepcopy(dict(arguments))
+    parameters = parameters_of(called)
+    if not any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
+        given = {name: value for name, value in given.items() if name in parameters}
+    values = _number_in(_awaited(called(**given)))
+    if not hasattr(values, "__len__") or len(values) != len(transcripts):
+        return False
+    together = [_number_in(value) for value in values]
+    # In TRL, None adds nothing
+    together = [0.0 if value is None else value for value in together]
+    again = [alone(transcript) for transcript in transcripts]
+    return _numbers(each) == _numbers(again) != _numbers(together)
+
+
+def _numbers(values: Sequence[Any]) -> list[str]:
+    """Return numbers as texts, which are equal for equal numbers, nan included, but for errors of rounding."""
+    return [f"{float(value):.4g}" for value in values]
 
 
 def _given(form: Form, transcript: Transcript, chat: bool) -> dict[str, Any]:

@@ -230,3 +230,35 @@ def written(folder: Path, lines: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     file = folder / "written.jsonl"
     file.write_text("\n".join(json.dumps({"prompt": "?", **line}) for line in lines))
     return {"path": str(file)}
+
+
+@pytest.mark.parametrize(
+    ("name", "told"),
+    [
+        ("relative_length", True),
+        ("RelativeLength", True),
+        ("own_length", False),
+        ("drawn", False),
+        ("one_alone", False),
+    ],
+)
+def test_a_function_that_compares_answers_is_told(
+    tmp_path: Path, name: str, told: bool
+) -> None:
+    """Such a reward is the same for every answer, since functions get one answer at a time."""
+    problems = found(tmp_path, f"{ODD}:{name}")
+    keys = [(problem.code, problem.key) for problem in problems]
+    assert keys == [("reward-sees-one-answer", "env.rewards[0].name")] * told
+
+
+def test_a_function_that_compares_answers_hides_no_other_warning(
+    tmp_path: Path,
+) -> None:
+    config = TextEnvConfig(
+        task="prompts",
+        kwargs=rows(tmp_path),
+        eval_kwargs=rows(tmp_path),
+        rewards=(RewardFunctionConfig(name=f"{ODD}:relative_length"),),
+    )
+    codes = [problem.code for problem in check_task(config, seed=0, evaluated=True)]
+    assert codes == ["reward-sees-one-answer", "held-out-in-training"]

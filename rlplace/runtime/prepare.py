@@ -166,7 +166,6 @@ def prepare(
     if topology is None:
         topology = declared_topology(config.cluster, places)
     found = check_env(config, places)
-    found += _with_sources(job.unplaced_problems(config, places), places)
     can_run = (*WARNINGS, SEES_ONE, unplaced.WARNING)
     problems = [each for each in found if each.code not in can_run]
     warnings = [each for each in found if each.code in can_run]
@@ -174,6 +173,10 @@ def prepare(
         plan = make_plan(config, topology, places)
     except ProblemsError as error:
         raise type(error)([*error.problems, *_errors(problems)]) from None
+    # A component with a misspelt name would be told twice before the placement is right
+    unread = _with_sources(job.unplaced_problems(config, places), places)
+    problems += [each for each in unread if each.code not in can_run]
+    warnings += [each for each in unread if each.code in can_run]
     plan = dataclasses.replace(plan, warnings=(*plan.warnings, *warnings))
     problems += check_plan(config, plan, places)
     try:

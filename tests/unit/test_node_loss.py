@@ -179,7 +179,7 @@ def test_a_loss_is_told_once_where_the_new_workers_find_another(
     monkeypatch.setattr(node_loss, "await_machines", lambda *_: None)
     found = types.SimpleNamespace(text="resumes", checkpoint=None)
     monkeypatch.setattr(node_loss, "resumed", lambda job: found)
-    _run(job(on_node_loss="wait"), None, Signals(), Typed("rlplace train"))
+    _run(job(on_node_loss="wait"), None, Signals(), Typed("rlplace train"), ())
     said = capsys.readouterr().out
     assert (said.count(str(lost())), said.count(str(refused)), ends) == (1, 1, [])
 

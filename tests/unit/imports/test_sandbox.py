@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import os
 from pathlib import Path
 
@@ -11,6 +10,7 @@ import pytest
 from rlplace.errors import ConfigError
 from rlplace.imports.sandbox import Ran, run_script
 from rlplace.imports.scripts import Reading, ran_script
+from tests.kernel import lacks_namespaces
 
 SCRIPT = """set -xeuo pipefail
 source /nowhere/conda.sh
@@ -28,18 +28,8 @@ done
 """
 
 
-@functools.cache
-def isolates() -> bool:
-    """Whether this machine permits the namespaces that isolate a script."""
-    try:
-        run_script(Path(__file__).with_name("nothing.sh"))
-    except ConfigError:
-        return False
-    return True
-
-
 isolated = pytest.mark.skipif(
-    not isolates(), reason="this machine permits no namespaces"
+    lacks_namespaces(), reason="this machine permits no namespaces"
 )
 
 

@@ -6,11 +6,14 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import yaml
+from gymnasium.spaces import Box
 
 from tests.e2e.language import INLINE as INLINE_TEXT
 from tests.e2e.language import tiny
 from tests.e2e.training import INLINE, placed, train
+from tests.gyms import Script
 
 ONE_EACH = (*INLINE, *placed("0", "0", "1"), "runner.total_iterations=1")
 
@@ -60,6 +63,34 @@ def test_bounds_of_actions_that_do_not_suit_are_said_by_the_run(tmp_path: Path) 
     )
     assert run.code == 0, run.err
     assert run.out.count("gymnasium.wrappers:RescaleAction") == 1
+
+
+class Outside(Script):
+    """Returns numbers outside of its Box."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.observation_space = Box(-1.0, 1.0, (1,), np.float64)
+
+    def reset(self, **options: Any) -> Any:
+        super().reset(**options)
+        return np.array([7.0]), {}
+
+    def step(self, action: Any) -> Any:
+        return (np.array([7.0]), *super().step(action)[1:])
+
+
+def test_numbers_outside_of_their_box_are_said_once_by_the_run(tmp_path: Path) -> None:
+    run = train(
+        "hybrid_ppo",
+        tmp_path,
+        *ONE_EACH,
+        f"env.id={__name__}:Outside",
+        "runner.stop_at_return=null",
+        "runner.total_iterations=2",
+    )
+    assert run.code == 0, run.err
+    assert run.out.count("shows numbers outside of its observation_space") == 1
 
 
 def test_both_learning_rates_are_said_by_a_resume(tmp_path: Path) -> None:

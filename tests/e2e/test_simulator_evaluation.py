@@ -59,6 +59,22 @@ def test_the_command_finds_the_same_returns(
     assert found["return"]["mean"] == pytest.approx(last)
 
 
+def test_every_evaluation_plays_the_same_episodes(tmp_path: Path) -> None:
+    """The policy does not change with this rate, so only other episodes could have other returns."""
+    run = train(
+        "hybrid_ppo",
+        tmp_path,
+        *EVALUATED,
+        *placed("0", "0", "1"),
+        "actor.optimizer.lr=1.0e-30",
+        "algorithm.normalize_observations=false",
+    )
+    assert run.code == 0, run.err
+    found = list(run.summary()["evaluations"].values())
+    assert len(found) == 3
+    assert len(set(found)) == 1
+
+
 def test_evaluations_change_nothing_of_the_training(
     evaluated: Finished, tmp_path: Path
 ) -> None:

@@ -290,6 +290,32 @@ def test_a_template_has_limits_of_time_and_size(
     assert caught.value.codes == ("chat-template-refused",)
 
 
+@pytest.mark.parametrize(
+    ("template", "limit"),
+    [
+        # Without a limit of time the loops would go on for minutes
+        (
+            "{% for i in range(90000) %}{% for j in range(90000) %}{% endfor %}{% endfor %}",
+            "it did not end within 1 s",
+        ),
+        # One text, and an output of many short ones: each is ready at once
+        ("{{ 'a' * 20000000 }}", "16,777,216 characters"),
+        (
+            "{% for i in range(20) %}{{ 'a' * 1000000 }}{% endfor %}",
+            "16,777,216 characters",
+        ),
+    ],
+)
+def test_each_limit_of_a_template_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, template: str, limit: str
+) -> None:
+    monkeypatch.setattr(template_limits, "RENDER_S", 1.0)
+    tokenizer = with_template(tmp_path, template)
+    with pytest.raises(ConfigError) as caught:
+        tokenizer.chat([Message("user", "Hi")])
+    assert limit in str(caught.value)
+
+
 def test_a_template_within_the_limits_is_as_before(tmp_path: Path) -> None:
     template = (
         "{% for m in messages if m.role != 'x' %}{{ loop.index }}/{{ loop.length }}{{ ',' if not loop.last }}"

@@ -254,7 +254,13 @@ def _json_lines(file: Path) -> Sequence[Row]:
     encoding = _other_encoding(head)
     if encoding is not None:
         raise config_error(
-            "no-dataset", _KEY, str(file), error="encoding", encoding=encoding
+            "no-dataset",
+            _KEY,
+            str(file),
+            error="encoding",
+            encoding=encoding,
+            file=shlex.quote(str(file)),
+            converted=shlex.quote(str(file.with_suffix(f".utf8{file.suffix}"))),
         )
     if head.lstrip().startswith(b"["):
         return _json_array(file)
@@ -266,15 +272,16 @@ def _other_encoding(head: bytes) -> str | None:
     """Return the name of the encoding, other than UTF-8, in which a JSON file is; None if it is none of those known.
 
     `head`: the first bytes of the file. JSON begins with a character of ASCII, whose other bytes are zeros in UTF-16
-    and UTF-32.
+    and UTF-32. Without a mark, the name says the order of the bytes.
     """
     for mark, name in _MARKS:
         if head.startswith(mark):
             return name
+    order = "BE" if head.startswith(b"\0") else "LE"
     if head[:4].count(0) == 3:
-        return "UTF-32"
+        return f"UTF-32{order}"
     if 0 in head[:2]:
-        return "UTF-16"
+        return f"UTF-16{order}"
     return None
 
 

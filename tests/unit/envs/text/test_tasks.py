@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import operator
+import shutil
+import subprocess
 from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -623,7 +625,13 @@ def test_an_object_over_several_lines_is_named_as_one(
     assert what in found.what
     assert found.fix is not None
     assert found.fix.startswith(fix)
-    assert f"'{file}'" in found.fix
+    if shutil.which("jq") is None:
+        pytest.skip("this machine has no jq")
+    # The fix is pasted, and the file that it writes has the rows
+    assert found.pasted is not None
+    subprocess.run(found.pasted, shell=True, check=True)
+    rows = read_rows(str(tmp_path / "my rows.lines.jsonl"))
+    assert [values for values, _ in rows] == TWO_ROWS[: len(rows)]
 
 
 @pytest.mark.parametrize(
@@ -641,9 +649,16 @@ def test_a_file_in_another_encoding_is_named_as_one(
     (found,) = caught.value.problems
     assert found.code == "no-dataset"
     name = encoding[:6].upper()
-    assert f"is {name}, and not UTF-8" in found.what
+    assert f"is {name}" in found.what
+    assert ", and not UTF-8" in found.what
     assert found.fix is not None
-    assert f"iconv -f {name} -t UTF-8" in found.fix
+    if shutil.which("iconv") is None:
+        pytest.skip("this machine has no iconv")
+    # The fix is pasted, and the file that it writes has the rows
+    assert found.pasted is not None
+    subprocess.run(found.pasted, shell=True, check=True)
+    rows = read_rows(str(tmp_path / "rows.utf8.jsonl"))
+    assert [values for values, _ in rows] == TWO_ROWS
 
 
 def test_data_sets_are_mixed_by_how_often_their_rows_are_asked(tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ import json
 import signal
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import psutil
 import pytest
@@ -26,6 +26,7 @@ from tests.e2e.training import (
     start,
     train,
 )
+from tests.unit.envs.test_kept_numbers import Plain
 
 CONSTANT = (
     "actor.optimizer.schedule=constant",
@@ -135,6 +136,30 @@ def test_statistics_of_wrappers_go_on_to_the_bit(tmp_path: Path) -> None:
     for line in run.metrics():
         if "env/return" in line:
             assert line["env/return"] == pytest.approx(line["env/episode_length"])
+
+
+class Counting(Plain):
+    """Normalizes by numbers of its own, and tells of how many observations they are."""
+
+    counts: ClassVar[list[int]] = []
+
+    def observation(self, observation: Any) -> Any:
+        shown = super().observation(observation)
+        self.counts.append(self.n)
+        return shown
+
+
+def test_statistics_of_a_wrapper_of_ones_own_go_on(tmp_path: Path) -> None:
+    job = (*ONE_EACH, f"+env.wrappers=[{{name: {__name__}:Counting}}]")
+    train("hybrid_ppo", tmp_path, *job, "runner.total_iterations=2")
+    before = max(Counting.counts)
+    Counting.counts.clear()
+    run = resume(tmp_path, job=job)
+    assert run.code == 0, run.err
+    # Episodes begin anew, since the wrapper cannot tell where they were
+    assert "begin anew" in run.out
+    # Statistics that began anew would be of as many observations as before
+    assert max(Counting.counts) > 1.9 * before
 
 
 def test_what_came_after_the_checkpoint_is_done_again_once(

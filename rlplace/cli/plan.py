@@ -20,7 +20,7 @@ from rlplace.commands import answered, typed
 from rlplace.config import compose
 from rlplace.config.options import OptionParser
 from rlplace.config.paths import names_file
-from rlplace.config.read import word_meant
+from rlplace.config.unknown_keys import word_meant
 from rlplace.config.validate import config_schema
 from rlplace.errors import did_you_mean
 from rlplace.json_text import parsed

@@ -17,7 +17,7 @@ from rlplace.codes import config_error
 from rlplace.commands import DONE, answered, typed
 from rlplace.config import compose
 from rlplace.config.options import OptionParser
-from rlplace.config.read import word_meant
+from rlplace.config.unknown_keys import word_meant
 from rlplace.contract.registry import job_of
 from rlplace.errors import ClusterError, ConfigError, OutputError, ProblemsError
 from rlplace.foresight.costs import fit_error, gathered

@@ -26,7 +26,7 @@ from rlplace.config import compose
 from rlplace.config.found import value_at
 from rlplace.config.keys import PLACEMENT
 from rlplace.config.options import OptionParser
-from rlplace.config.read import word_meant
+from rlplace.config.unknown_keys import word_meant
 from rlplace.config.yaml_text import with_values
 from rlplace.errors import (
     OutputError,

@@ -42,7 +42,7 @@ from rlplace.config.from_environment import of_environment, with_default
 from rlplace.config.keys import every_place, takes_list
 from rlplace.config.options import DASHES, OptionParser
 from rlplace.config.paths import at_home, names_config, readable
-from rlplace.config.read import word_meant
+from rlplace.config.unknown_keys import word_meant
 from rlplace.config.yaml_text import (
     closes,
     line_sources,

@@ -5,7 +5,10 @@ A name is here only if its value stays the same. The importers convert names tha
 
 from __future__ import annotations
 
+import functools
+import tomllib
 from collections.abc import Iterable, Mapping
+from pathlib import Path
 
 from rlplace.config.yaml_text import show
 from rlplace.errors import did_you_mean
@@ -78,6 +81,11 @@ BELOW: Mapping[str, Mapping[str, str]] = {
         "freq": "checkpoint.every",
     },
 }
+# Last parts of keys that other libraries use for the length of a run, in environment steps.
+ENV_STEPS = (
+    "total_env_steps",
+    "total_timesteps",
+)
 # Names of sinks that are keys of their own in other libraries: `wandb: true`.
 _SWITCHED_SINKS = ("wandb", "tensorboard", "mlflow", "swanlab")
 _USUAL_SINKS = ("console", "jsonl", "tensorboard")
@@ -103,7 +111,7 @@ MODEL_SIZES = (
     "num_experts_per_tok",
     "moe_intermediate_size",
 )
-_MODEL_NAMES = {
+_MODEL = {
     "path": "name model_name model_name_or_path name_or_path model_path pretrain hf_checkpoint",
     "num_hidden_layers": "num_layers n_layers layers",
     "num_attention_heads": "num_heads n_heads heads",
@@ -112,8 +120,8 @@ _MODEL_NAMES = {
     "intermediate_size": "ffn_dim",
     "vocab_size": "vocabulary_size vocabulary",
 }
-MODEL_KEYS: Mapping[str, str] = {
-    theirs: ours for ours, names in _MODEL_NAMES.items() for theirs in names.split()
+MODEL_NAMES: Mapping[str, str] = {
+    theirs: ours for ours, names in _MODEL.items() for theirs in names.split()
 }
 _TENSOR = (
     "tensor_parallel_size",
@@ -219,6 +227,15 @@ NO_SUCH = (
     "splits a model, context_parallel_size tokens"
 )
 SPLITS = ("pipeline", "expert", "context", "sequence", "pp", "ep", "cp", "sp")
+
+
+@functools.cache
+def another_measure() -> Mapping[str, tuple[str, str]]:
+    """Return name -> (key, difference), for each key of other libraries whose values mean something else here."""
+    rows = tomllib.loads(
+        Path(__file__).with_name("another_measure.toml").read_text(encoding="utf-8")
+    )
+    return {theirs: (ours, why) for theirs, (ours, why) in rows.items()}
 
 
 def in_our_words(name: str, value: object) -> tuple[str, object] | None:

@@ -11,7 +11,6 @@ import dataclasses
 import functools
 import math
 import re
-import shlex
 import tomllib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -20,7 +19,6 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from rlplace.config.blocks.machines import ClusterConfig
 from rlplace.config.fields import (
-    Field,
     JobName,
     block_at,
     block_below,
@@ -28,42 +26,38 @@ from rlplace.config.fields import (
     blocks_in,
     default_of,
     fields_of,
-    jobs,
     other_job,
     subject_of,
     tag_of,
 )
 from rlplace.config.found import Found, drop, value_at
 from rlplace.config.from_environment import decoded
-from rlplace.config.keys import PLACEMENT, all_places, every_place, places_of
+from rlplace.config.keys import PLACEMENT, all_places, every_place
 from rlplace.config.of_job import config_of, same_block
 from rlplace.config.other_names import (
     BELOW,
-    KEYS,
+    ENV_STEPS,
     LIBRARIES,
-    MODEL_KEYS,
-    MODEL_SIZES,
-    NO_SUCH,
-    PARALLEL,
-    SPLITS,
     as_settings,
-    in_our_words,
     off_policy,
 )
 from rlplace.config.own import block_of_name
 from rlplace.config.paths import with_homes
 from rlplace.config.schema import Config
+from rlplace.config.unknown_keys import (
+    UnknownKey,
+    reject_model_keys,
+    reject_unknown,
+)
 from rlplace.config.which_job import MARKED, USUAL, find_job, has_marked_keys
-from rlplace.config.yaml_text import quote, show, torn_number
+from rlplace.config.yaml_text import quote, show
 from rlplace.errors import (
     COMMAND_LINE,
     ConfigError,
     Problem,
     Source,
-    did_you_mean,
     one_of,
     source_of,
-    suggestion,
 )
 
 if TYPE_CHECKING:
@@ -71,21 +65,11 @@ if TYPE_CHECKING:
 
 _T = TypeVar("_T")
 MOST_WHOLE = (1 << 63) - 1  # upper bound of whole numbers without another bound
-# Removed key -> the name of its error.
-_GONE = {
-    "cluster.nodes.host": "host-of-nodes",
-    "actor.model.path": "policy-file",
-}
 # Keys for partial training; a simulator policy is always trained as a whole.
 _CHANGES_TRAINING = (
     "lora_rank",
     "lora_alpha",
     "lora_targets",
-)
-# Last parts of keys that other libraries use for the length of a run, in environment steps.
-_ENV_STEPS = (
-    "total_env_steps",
-    "total_timesteps",
 )
 
 
@@ -96,15 +80,6 @@ def moved() -> Mapping[str, tuple[str, str]]:
         Path(__file__).with_name("moved.toml").read_text(encoding="utf-8")
     )
     return {old: (new, why) for old, (new, why) in rows.items()}
-
-
-@functools.cache
-def another_measure() -> Mapping[str, tuple[str, str]]:
-    """Return name -> (key, difference), for each key of other libraries whose values mean something else here."""
-    rows = tomllib.loads(
-        Path(__file__).with_name("another_measure.toml").read_text(encoding="utf-8")
-    )
-    return {theirs: (ours, why) for theirs, (ours, why) in rows.items()}
 
 
 def read_config(
@@ -140,7 +115,7 @@ def try_config(
     job = find_job(written, found)
     config, problems = read_block(config_of(job), written, job, places)
     if job == MARKED:
-        _check_model_keys(written, found)
+        reject_model_keys(written, found)
     if config is not None and config.runs:
         for key, (reason, line) in config.missing.items():
             # Problems of the cluster block are reported by the plan, with all others of that block.
@@ -168,41 +143,6 @@ def try_config(
             )
             problems.remove(refused)
     return config, [*found.problems, *problems]
-
-
-def _check_model_keys(written: Mapping[str, Any], found: Found) -> None:
-    """Report keys of language models to `found` that are misspelt, or that belong to the component's block.
-
-    A model's block takes any key of a config.json, so a misspelt one would count for nothing. `written`: the config.
-    """
-    for role, block in written.items():
-        model = block.get("model") if isinstance(block, Mapping) else None
-        if not isinstance(model, Mapping):
-            continue
-        for name, value in model.items():
-            key = f"{role}.model.{name}"
-            meant = MODEL_KEYS.get(name)
-            if meant is None and name not in MODEL_SIZES:
-                meant = did_you_mean(str(name), MODEL_SIZES)
-            if str(name).startswith("lora_"):
-                meant = f"{role}.{name}"
-            if meant is None:
-                continue
-            if meant in model:
-                # One of the two counts for nothing
-                meant = f"{role}.model.{meant}"
-            line = f"{meant}: {show(value)}"
-            found.reject(
-                "unknown-key",
-                key,
-                error="meant-elsewhere" if "." in meant else "meant",
-                got=f"{name}: {show(value)}",
-                span=(0, len(str(name))),
-                hint=suggestion(meant),
-                known=f"{', '.join(MODEL_SIZES)}, and the rest of a config.json",
-                name=name,
-                line=line,
-            )
 
 
 def read_cluster(cluster: ClusterConfig | Mapping[str, object]) -> ClusterConfig:
@@ -397,14 +337,15 @@ def _report(
         "extra_forbidden",
         "invalid_key",
     ):  # invalid: a number, or a word that YAML reads as one
-        place = _place_of(key, fields_of(above, job), job)
-        got = f"{leaf}: {show(value)}"
-        ours = in_our_words(leaf, value)
-        if ours is not None and ours[0] in all_places(job):
-            place, value = ours
-        _unknown(
-            leaf, value, got, key, fields_of(above, job), place, written, found, job
+        unknown = UnknownKey(
+            key=key,
+            value=value,
+            fields=fields_of(above, job),
+            written=written,
+            job=job,
+            sources=found.sources,
         )
+        reject_unknown(unknown, found)
     elif wrong["type"] == "model_type":
         below = block_below(above, job, path[-1]) if path else above
         if wrong["loc"][-2:-1] == ("<names>",) and leaf in fields_of(below, job):
@@ -522,234 +463,6 @@ def _whole_list(path: Sequence[int | str], text: str, written: Any) -> str:
     return f"{path[-2]}: [{', '.join(text if i == path[-1] else quote(item) for i, item in enumerate(items))}]"
 
 
-def _unknown(
-    name: str,
-    value: object,
-    got: str,
-    key: str,
-    fields: Mapping[str, Field],
-    place: str | None,
-    written: Any,
-    found: Found,
-    job: JobName,
-) -> None:
-    """Report an unknown config key to `found`.
-
-    `name`: last part of the key. `value`: its value, in the form of rlplace if another library has another one. `got`:
-    the key and the value as they are written. `key`: path of the key. `fields`: the known fields of its block.
-    `place`: path of the known key that is probably meant; None if this is not clear. `written`: the whole config.
-    `job`: the kind of job.
-    """
-    above = key.rpartition(".")[0]
-    meant = None
-    which = "unknown"
-    facts: dict[str, object] = {"known": ", ".join(fields)}
-    typed = str(found.sources.get(key, "")).startswith(COMMAND_LINE)
-    if (gone := _GONE.get(re.sub(r"\[\d+\]", "", key))) is not None:
-        which = gone
-    elif lines := _lines_of_block(
-        name, value, key, fields, None if typed else place, written, job
-    ):
-        which = "of-many"
-        facts["line"] = "\n".join(lines)
-        if typed:
-            which = "meant"
-            facts["line"] = " ".join(
-                shlex.quote(_override(line, above)) for line in lines
-            )
-        elif all(line.partition(":")[0] not in fields for line in lines):
-            which = "meant-elsewhere"
-    elif place is not None:
-        block, _, near = place.rpartition(".")
-        meant = place.removeprefix(f"{above}.")
-        which = "meant"
-        line = f"{near}: {show(value)}"
-        if (
-            block != above
-            and block.rpartition(".")[0] == above
-            and value_at(written, block) is None
-        ):
-            line = f"{block.rpartition('.')[2]}: {{{near}: {show(value)}}}"
-        elif block != above or _stands(written, place):
-            which = "meant-elsewhere"
-            line = f"{place}: {show(value)}"
-        if typed:
-            which = "meant"
-            line = shlex.quote(f"{place}={show(value)}")
-        facts["line"] = line
-    elif name in another_measure() and another_measure()[name][0] in all_places(job):
-        which = "another-measure"
-        facts["place"], facts["reason"] = another_measure()[name]
-    elif (size := PARALLEL.get(name)) is not None and (
-        placed := _placed_with(above, size, value, written)
-    ) is not None:
-        which = "size-of-placement"
-        facts |= {"line": placed, "component": above}
-    elif re.split("_", name)[0] in SPLITS:
-        which = "no-such-parallelism"
-        facts["reason"] = NO_SUCH
-    elif places := [place for place in places_of(name) if place != key]:
-        which = "of-other-blocks"
-        facts["places"] = ", ".join(places)
-    elif name in KEYS:
-        which = "by-another-name"
-        facts["place"] = KEYS[name].lstrip(".")
-    if (
-        value is None
-        and (torn := torn_number(key, found.sources))
-        and type(whole := value_at(written, torn[0])) is int
-    ):
-        which = "torn-number"
-        leaf = torn[0].rpartition(".")[2]
-        facts |= {"leaf": leaf, "whole": whole, "digits": torn[1]}
-    found.reject(
-        "unknown-key",
-        key,
-        error=which,
-        got=got,
-        span=(0, len(name)),
-        hint=suggestion(meant),
-        name=name,
-        **facts,
-    )
-
-
-def _override(line: str, above: str) -> str:
-    """Return the override `key=value` of a config line `key: value`. `above`: path of the line's block."""
-    target, _, value = line.partition(": ")
-    if "." not in target:
-        target = f"{above}.{target}".removeprefix(".")
-    return f"{target}={value}"
-
-
-def _lines_of_block(
-    name: str,
-    value: object,
-    key: str,
-    fields: Mapping[str, Field],
-    place: str | None,
-    written: Any,
-    job: JobName,
-) -> list[str]:
-    """Return config lines for the keys of an unknown block, such as `lora_rank: 16` for `lora: {rank: 16}`.
-
-    Return no line if one of the keys has no known place. The arguments are those of `_unknown`.
-    """
-    if not isinstance(value, Mapping) or not value:
-        return []
-    above = key.rpartition(".")[0]
-    lines = []
-    for inner, below in value.items():
-        at = f"{above}.{inner}".removeprefix(".")
-        if place is not None and _stands(written, place):
-            # A second block with a misspelt name
-            target: str | None = f"{place}.{inner}"
-        elif f"{name}_{inner}" in fields:
-            target = f"{above}.{name}_{inner}".removeprefix(".")
-        elif place is None and inner in KEYS:
-            target = _place_of(at, fields, job)
-        else:
-            target = None
-        if target not in all_places(job):
-            return []
-        if target.rpartition(".")[0] == above:
-            target = target.rpartition(".")[2]
-        lines.append(f"{target}: {show(below)}")
-    return lines
-
-
-def _place_of(key: str, fields: Mapping[str, Field], job: JobName) -> str | None:
-    """Return the path of the known key that an unknown key probably means; None if this is not clear.
-
-    The unknown key may be the name in a different library, a misspelling, or a key that belongs to a different block.
-    `key`: path of the unknown key. `fields`: the known fields of its block. `job`: the kind of job.
-    """
-    above, _, name = key.rpartition(".")
-    role = key.partition(".")[0]
-    ours = BELOW.get(above, {}).get(name) or KEYS.get(name)
-    if ours is not None:
-        places = [ours]
-        if ours.startswith("."):
-            # Look below the component first; if only one component has the key, take that one.
-            places = [role + ours]
-            having = [place for place in all_places(job) if place.endswith(ours)]
-            if len(having) == 1:
-                places += having
-        if (
-            place := next((place for place in places if place in all_places(job)), None)
-        ) is not None:
-            return place
-    begun = [field for field in fields if field.startswith(name)]
-    if (
-        near := begun[0] if len(begun) == 1 else did_you_mean(name, fields)
-    ) is not None:
-        return f"{above}.{near}".removeprefix(".")
-    same = [
-        place
-        for place in all_places(job)
-        if place.rpartition(".")[2] == name and place != key
-    ]
-    beside = [place for place in same if place.startswith(f"{above}.")] or same
-    if not beside:
-        below = {
-            p.rpartition(".")[2]: p
-            for p in all_places(job)
-            if p.startswith(f"{above}.")
-        }
-        beside = (
-            [below[near]]
-            if above and (near := did_you_mean(name, below)) is not None
-            else []
-        )
-    if len(beside) == 1:
-        return beside[0]
-    return None
-
-
-@functools.cache
-def word_meant(name: str, value: str) -> str | None:
-    """Return the override `key=value` that is probably meant by the unknown option `--name=value`; None if not clear.
-
-    `name`: name of the option: path of a config key, last part of it, or a name of the key in a different library.
-    `value`: value of the option; "" without a value.
-    """
-    if name in _ENV_STEPS:
-        # How many iterations that is depends on the config
-        steps = value or "steps"
-        return f"runner.total_iterations=<{steps} / (total_num_envs x rollout_steps)>"
-    for job in jobs():
-        places = all_places(job)
-        found = (
-            name
-            if name in places
-            else _place_of(name, fields_of(config_of(job), job), job)
-        )
-        # No block
-        if found is not None and not any(
-            place.startswith(f"{found}.") for place in places
-        ):
-            above, _, last = found.rpartition(".")
-            switch = not above and fields_of(config_of(job), job)[last][1] is bool
-            return f"{found}={value or ('true' if switch else '<a value>')}"
-    return None
-
-
-def _placed_with(component: str, key: str, size: object, written: Any) -> str | None:
-    """Return a config line with the placement of a component and its parallel size, to be suggested in an error.
-
-    `key`: name of the parallel size. `size`: value of the parallel size. `written`: the config. Return None if the
-    component is not placed, or if `size` is not a whole number.
-    """
-    placed = value_at(written, f"{PLACEMENT}.{component}")
-    if placed is None or not isinstance(size, int):
-        return None
-    block = {
-        **(placed if isinstance(placed, Mapping) else {"placement": placed}),
-        key: size,
-    }
-    return f"{PLACEMENT}.{component}: {show(block)}"
-
-
 def _spread(mapping: dict[str, Any]) -> None:
     """Move top-level keys with dots, such as `actor.micro_batch: 4`, into the blocks that the dots name.
 
@@ -791,13 +504,6 @@ def _of_library(library: str, written: Mapping[str, object], found: Found) -> No
     )
 
 
-def _stands(mapping: Mapping[str, object], path: str) -> bool:
-    """Return whether a config sets the key at a path. A key with the value null counts as set."""
-    above, _, name = path.rpartition(".")
-    block = value_at(mapping, above) if above else mapping
-    return isinstance(block, Mapping) and name in block
-
-
 # ── renamed keys ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
@@ -823,7 +529,7 @@ def _replace_renamed(new: dict[str, Any], found: Found) -> None:
             and (leaf != "optimizer" or isinstance(keys[leaf], str))
         ):
             written[old] = value = keys.pop(leaf)
-            if leaf in _ENV_STEPS:
+            if leaf in ENV_STEPS:
                 value = _iterations(value, new)
             elif old == "model":
                 value = {"kind": "causal_lm"} | (

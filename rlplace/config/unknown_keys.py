@@ -1,0 +1,404 @@
+"""Says what is probably meant by a config key that there is not.
+
+A key may be misspelt, belong to another block, have another library's name, or be something that rlplace does not have.
+The first of these readings that fits is told.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import re
+import shlex
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from rlplace.config.fields import Field, JobName, fields_of, jobs
+from rlplace.config.found import Found, value_at
+from rlplace.config.keys import PLACEMENT, all_places, places_of
+from rlplace.config.of_job import config_of
+from rlplace.config.other_names import (
+    BELOW,
+    ENV_STEPS,
+    KEYS,
+    MODEL_NAMES,
+    MODEL_SIZES,
+    NO_SUCH,
+    PARALLEL,
+    SPLITS,
+    another_measure,
+    in_our_words,
+)
+from rlplace.config.yaml_text import show, torn_number
+from rlplace.errors import COMMAND_LINE, Source, did_you_mean, suggestion
+
+# Removed key -> the name of its error.
+_GONE = {
+    "cluster.nodes.host": "host-of-nodes",
+    "actor.model.path": "policy-file",
+}
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class UnknownKey:
+    """A key of a config that its block does not have.
+
+    `key`: its path. `value`: its value. `fields`: the known fields of its block. `written`: the whole config. `job`:
+    the kind of job. `sources`: config key -> file and line in which its value is set.
+    """
+
+    key: str
+    value: object
+    fields: Mapping[str, Field]
+    written: Any
+    job: JobName
+    sources: Mapping[str, Source]
+
+    @property
+    def name(self) -> str:
+        """The last part of its path."""
+        return self.key.rpartition(".")[2]
+
+    @property
+    def above(self) -> str:
+        """The path of its block; "" for the whole config."""
+        return self.key.rpartition(".")[0]
+
+    @property
+    def is_typed(self) -> bool:
+        """Whether it is set on the command line."""
+        return str(self.sources.get(self.key, "")).startswith(COMMAND_LINE)
+
+    def meant(self) -> tuple[str | None, object]:
+        """Return (path of the known key that is probably meant, value in the form of that key).
+
+        The path is None if it is not clear which key is meant.
+        """
+        ours = in_our_words(self.name, self.value)
+        if ours is not None and ours[0] in all_places(self.job):
+            return ours
+        return _place_of(self.key, self.fields, self.job), self.value
+
+
+class _Reading(NamedTuple):
+    """What an unknown key is.
+
+    `error`: name of the error text. `facts`: values for this text. `meant`: the name that is meant instead, if any.
+    """
+
+    error: str
+    facts: Mapping[str, object] = {}
+    meant: str | None = None
+
+
+def reject_unknown(unknown: UnknownKey, found: Found) -> None:
+    """Report an unknown key to `found`, with what is probably meant by it."""
+    readings = (
+        _torn,
+        _removed,
+        _several_keys,
+        _one_key,
+        _another_measure,
+        _parallel_size,
+        _no_such_parallelism,
+        _of_other_blocks,
+        _by_another_name,
+    )
+    read = next(
+        (read for reading in readings if (read := reading(unknown)) is not None),
+        _Reading("unknown"),
+    )
+    found.reject(
+        "unknown-key",
+        unknown.key,
+        error=read.error,
+        got=f"{unknown.name}: {show(unknown.value)}",
+        span=(0, len(unknown.name)),
+        hint=suggestion(read.meant),
+        name=unknown.name,
+        known=", ".join(unknown.fields),
+        **read.facts,
+    )
+
+
+# ── readings of an unknown key; None: it is something else ────────────────────────────────────────────────────────────
+
+
+def _torn(unknown: UnknownKey) -> _Reading | None:
+    """Read the key as the digits behind a decimal comma."""
+    torn = torn_number(unknown.key, unknown.sources)
+    if unknown.value is not None or torn is None:
+        return None
+    path, digits = torn
+    whole = value_at(unknown.written, path)
+    if type(whole) is not int:
+        return None
+    leaf = path.rpartition(".")[2]
+    return _Reading("torn-number", {"leaf": leaf, "whole": whole, "digits": digits})
+
+
+def _removed(unknown: UnknownKey) -> _Reading | None:
+    """Read the key as one that an older version had."""
+    gone = _GONE.get(re.sub(r"\[\d+\]", "", unknown.key))
+    return None if gone is None else _Reading(gone)
+
+
+def _several_keys(unknown: UnknownKey) -> _Reading | None:
+    """Read the key as a block whose keys are all known."""
+    lines = _lines_of_block(unknown)
+    if not lines:
+        return None
+    if unknown.is_typed:
+        words = [shlex.quote(_override(line, unknown.above)) for line in lines]
+        return _Reading("meant", {"line": " ".join(words)})
+    beside = any(line.partition(":")[0] in unknown.fields for line in lines)
+    return _Reading(
+        "of-many" if beside else "meant-elsewhere", {"line": "\n".join(lines)}
+    )
+
+
+def _one_key(unknown: UnknownKey) -> _Reading | None:
+    """Read the key as one that is misspelt, in another block, or called by another library's name."""
+    place, value = unknown.meant()
+    if place is None:
+        return None
+    above = unknown.above
+    block, _, near = place.rpartition(".")
+    error = "meant"
+    line = f"{near}: {show(value)}"
+    if unknown.is_typed:
+        line = shlex.quote(f"{place}={show(value)}")
+    elif (
+        block != above
+        and block.rpartition(".")[0] == above
+        and value_at(unknown.written, block) is None
+    ):
+        line = f"{block.rpartition('.')[2]}: {{{near}: {show(value)}}}"
+    elif block != above or _stands(unknown.written, place):
+        error = "meant-elsewhere"
+        line = f"{place}: {show(value)}"
+    return _Reading(error, {"line": line}, place.removeprefix(f"{above}."))
+
+
+def _another_measure(unknown: UnknownKey) -> _Reading | None:
+    """Read the key as one of another library whose values mean something else here."""
+    place, reason = another_measure().get(unknown.name, ("", ""))
+    if place not in all_places(unknown.job):
+        return None
+    return _Reading("another-measure", {"place": place, "reason": reason})
+
+
+def _parallel_size(unknown: UnknownKey) -> _Reading | None:
+    """Read the key as a parallel size, which stands beside the placement."""
+    size = PARALLEL.get(unknown.name)
+    if size is None:
+        return None
+    line = _placed_with(unknown.above, size, unknown.value, unknown.written)
+    if line is None:
+        return None
+    return _Reading("size-of-placement", {"line": line, "component": unknown.above})
+
+
+def _no_such_parallelism(unknown: UnknownKey) -> _Reading | None:
+    """Read the key as the size of a parallelism for which there is no key."""
+    if unknown.name.partition("_")[0] not in SPLITS:
+        return None
+    return _Reading("no-such-parallelism", {"reason": NO_SUCH})
+
+
+def _of_other_blocks(unknown: UnknownKey) -> _Reading | None:
+    """Read the key as one that several other blocks have."""
+    places = [place for place in places_of(unknown.name) if place != unknown.key]
+    if not places:
+        return None
+    return _Reading("of-other-blocks", {"places": ", ".join(places)})
+
+
+def _by_another_name(unknown: UnknownKey) -> _Reading | None:
+    """Read the key as another library's name of a key of the other kind of job."""
+    ours = KEYS.get(unknown.name)
+    if ours is None:
+        return None
+    return _Reading("by-another-name", {"place": ours.lstrip(".")})
+
+
+# ── config lines with what is meant ───────────────────────────────────────────────────────────────────────────────────
+
+
+def _lines_of_block(unknown: UnknownKey) -> list[str]:
+    """Return config lines for the keys of an unknown block, such as `lora_rank: 16` for `lora: {rank: 16}`.
+
+    Return no line if one of the keys has no known place.
+    """
+    block = unknown.value
+    if not isinstance(block, Mapping) or not block:
+        return []
+    above = unknown.above
+    # On the command line, each key is looked up by itself
+    place = None if unknown.is_typed else unknown.meant()[0]
+    lines = []
+    for inner, below in block.items():
+        at = f"{above}.{inner}".removeprefix(".")
+        if place is not None and _stands(unknown.written, place):
+            # A second block with a misspelt name
+            target: str | None = f"{place}.{inner}"
+        elif f"{unknown.name}_{inner}" in unknown.fields:
+            target = f"{above}.{unknown.name}_{inner}".removeprefix(".")
+        elif place is None and inner in KEYS:
+            target = _place_of(at, unknown.fields, unknown.job)
+        else:
+            target = None
+        if target not in all_places(unknown.job):
+            return []
+        if target.rpartition(".")[0] == above:
+            target = target.rpartition(".")[2]
+        lines.append(f"{target}: {show(below)}")
+    return lines
+
+
+def _override(line: str, above: str) -> str:
+    """Return the override `key=value` of a config line `key: value`. `above`: path of the line's block."""
+    target, _, value = line.partition(": ")
+    if "." not in target:
+        target = f"{above}.{target}".removeprefix(".")
+    return f"{target}={value}"
+
+
+def _placed_with(component: str, key: str, size: object, written: Any) -> str | None:
+    """Return a config line with the placement of a component and its parallel size, to be suggested in an error.
+
+    `key`: name of the parallel size. `size`: value of the parallel size. `written`: the config. Return None if the
+    component is not placed, or if `size` is not a whole number.
+    """
+    placed = value_at(written, f"{PLACEMENT}.{component}")
+    if placed is None or not isinstance(size, int):
+        return None
+    block = {
+        **(placed if isinstance(placed, Mapping) else {"placement": placed}),
+        key: size,
+    }
+    return f"{PLACEMENT}.{component}: {show(block)}"
+
+
+def _stands(mapping: Mapping[str, object], path: str) -> bool:
+    """Return whether a config sets the key at a path. A key with the value null counts as set."""
+    above, _, name = path.rpartition(".")
+    block = value_at(mapping, above) if above else mapping
+    return isinstance(block, Mapping) and name in block
+
+
+# ── where a key belongs ───────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def _place_of(key: str, fields: Mapping[str, Field], job: JobName) -> str | None:
+    """Return the path of the known key that an unknown key probably means; None if this is not clear.
+
+    The unknown key may be the name in a different library, a misspelling, or a key that belongs to a different block.
+    `key`: path of the unknown key. `fields`: the known fields of its block. `job`: the kind of job.
+    """
+    above, _, name = key.rpartition(".")
+    role = key.partition(".")[0]
+    ours = BELOW.get(above, {}).get(name) or KEYS.get(name)
+    if ours is not None:
+        places = [ours]
+        if ours.startswith("."):
+            # Look below the component first; if only one component has the key, take that one.
+            places = [role + ours]
+            having = [place for place in all_places(job) if place.endswith(ours)]
+            if len(having) == 1:
+                places += having
+        if (
+            place := next((place for place in places if place in all_places(job)), None)
+        ) is not None:
+            return place
+    begun = [field for field in fields if field.startswith(name)]
+    if (
+        near := begun[0] if len(begun) == 1 else did_you_mean(name, fields)
+    ) is not None:
+        return f"{above}.{near}".removeprefix(".")
+    same = [
+        place
+        for place in all_places(job)
+        if place.rpartition(".")[2] == name and place != key
+    ]
+    beside = [place for place in same if place.startswith(f"{above}.")] or same
+    if not beside:
+        below = {
+            p.rpartition(".")[2]: p
+            for p in all_places(job)
+            if p.startswith(f"{above}.")
+        }
+        beside = (
+            [below[near]]
+            if above and (near := did_you_mean(name, below)) is not None
+            else []
+        )
+    if len(beside) == 1:
+        return beside[0]
+    return None
+
+
+@functools.cache
+def word_meant(name: str, value: str) -> str | None:
+    """Return the override `key=value` that is probably meant by the unknown option `--name=value`; None if not clear.
+
+    `name`: name of the option: path of a config key, last part of it, or a name of the key in a different library.
+    `value`: value of the option; "" without a value.
+    """
+    if name in ENV_STEPS:
+        # How many iterations that is depends on the config
+        steps = value or "steps"
+        return f"runner.total_iterations=<{steps} / (total_num_envs x rollout_steps)>"
+    for job in jobs():
+        places = all_places(job)
+        found = (
+            name
+            if name in places
+            else _place_of(name, fields_of(config_of(job), job), job)
+        )
+        # No block
+        if found is not None and not any(
+            place.startswith(f"{found}.") for place in places
+        ):
+            above, _, last = found.rpartition(".")
+            switch = not above and fields_of(config_of(job), job)[last][1] is bool
+            return f"{found}={value or ('true' if switch else '<a value>')}"
+    return None
+
+
+# ── keys of a language model ──────────────────────────────────────────────────────────────────────────────────────────
+
+
+def reject_model_keys(written: Mapping[str, Any], found: Found) -> None:
+    """Report keys of language models to `found` that are misspelt, or that belong to the component's block.
+
+    A model's block takes any key of a config.json, so a misspelt one would count for nothing. `written`: the config.
+    """
+    for role, block in written.items():
+        model = block.get("model") if isinstance(block, Mapping) else None
+        if not isinstance(model, Mapping):
+            continue
+        for name, value in model.items():
+            key = f"{role}.model.{name}"
+            meant = MODEL_NAMES.get(name)
+            if meant is None and name not in MODEL_SIZES:
+                meant = did_you_mean(str(name), MODEL_SIZES)
+            if str(name).startswith("lora_"):
+                meant = f"{role}.{name}"
+            if meant is None:
+                continue
+            if meant in model:
+                # One of the two counts for nothing
+                meant = f"{role}.model.{meant}"
+            line = f"{meant}: {show(value)}"
+            found.reject(
+                "unknown-key",
+                key,
+                error="meant-elsewhere" if "." in meant else "meant",
+                got=f"{name}: {show(value)}",
+                span=(0, len(str(name))),
+                hint=suggestion(meant),
+                known=f"{', '.join(MODEL_SIZES)}, and the rest of a config.json",
+                name=name,
+                line=line,
+            )

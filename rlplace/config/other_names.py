@@ -256,8 +256,8 @@ def in_our_words(name: str, value: object) -> tuple[str, object] | None:
     if name == "device" and isinstance(value, str):
         kind = meant_word(value, ("auto", "cuda", "emulated"))
         return ("cluster.accelerator.kind", kind) if kind else None
-    if name == "policy" and value in _POLICIES:
-        return "actor.model.kind", _POLICIES[str(value)]
+    if name == "policy" and isinstance(value, str) and value in _POLICIES:
+        return "actor.model.kind", _POLICIES[value]
     if name in ("anneal_lr", "lr_anneal") and value is True:
         return "actor.optimizer.schedule", "linear"
     if name in ("overlong_filtering", "mask_truncated_completions") and value is True:

@@ -38,3 +38,11 @@ def test_the_folder_of_a_model_belongs_below_its_key(tmp_path: Path) -> None:
     found = problem(actor={"model": str(tmp_path)})
     assert found.what == "expected a block of keys"
     assert found.fix == f"model: {{path: {tmp_path}}}"
+
+
+@pytest.mark.parametrize("value", [{"hidden": [64]}, ["mlp"]])
+def test_a_block_where_other_libraries_have_a_word_is_an_unknown_key(
+    value: object,
+) -> None:
+    found = problem(actor={"model": {"kind": "causal_lm"}, "policy": value})
+    assert (found.code, found.key) == ("unknown-key", "actor.policy")

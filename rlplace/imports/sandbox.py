@@ -202,9 +202,14 @@ def _user() -> str:
         return "user"
 
 
+def _search_path() -> str:
+    """Return the folders of programs: those of PATH, and those that a user's PATH may lack."""
+    return f"{os.environ.get('PATH', '')}:/usr/bin:/bin:/usr/sbin:/sbin"
+
+
 def _found(*names: str) -> dict[str, str]:
     """Return program -> path, for each program that the machine has."""
-    folders = f"{os.environ.get('PATH', '')}:/usr/bin:/bin:/usr/sbin:/sbin"
+    folders = _search_path()
     paths = {name: shutil.which(name, path=folders) for name in names}
     return {name: path for name, path in paths.items() if path is not None}
 
@@ -245,6 +250,27 @@ def _write_programs(place: Path, bash: str, log: str, nothing: Sequence[str]) ->
     (place / "before").write_text(before, encoding="utf-8")
 
 
+def _write_run(
+    place: Path, script: Path, words: Sequence[str], bash: str, log: str, limits: str
+) -> Path:
+    """Write _RUN for a script into the folder `place`, and return the file.
+
+    `words`: arguments of the script. `bash`, `log`: as for `_write_programs`. `limits`: commands that limit it.
+    """
+    text = _RUN.format(
+        folder=shlex.quote(str(_start(script, project_of(script)))),
+        limits=limits,
+        seconds=_SECONDS,
+        bash=bash,
+        script=shlex.quote(str(script)),
+        words=shlex.join(words),
+        log=log,
+    )
+    run = place / "run"
+    run.write_text(text, encoding="utf-8")
+    return run
+
+
 def _run_trusted(
     place: Path,
     script: Path,
@@ -261,17 +287,7 @@ def _run_trusted(
         if tool not in _WRITING:
             (place / "bin" / tool).symlink_to(path)
     (place / "bin" / "sh").symlink_to(tools["bash"])
-    run = place / "run"
-    text = _RUN.format(
-        folder=shlex.quote(str(_start(script, project_of(script)))),
-        limits=_LIMITS,
-        seconds=_SECONDS,
-        bash=tools["bash"],
-        script=shlex.quote(str(script)),
-        words=shlex.join(words),
-        log=log,
-    )
-    run.write_text(text, encoding="utf-8")
+    run = _write_run(place, script, words, tools["bash"], str(log), _LIMITS)
     environment |= {"HOME": str(place / "home"), "BASH_ENV": str(place / "before")}
     command = [tools["bash"], str(run)]
     return _answer(command, str(place / "bin"), environment)[0]
@@ -293,17 +309,8 @@ def _run_isolated(
     (place / "root").mkdir()
     (place / "bin" / "sh").write_bytes(Path(tools["bash"]).read_bytes())
     (place / "bin" / "sh").chmod(0o755)
-    project = project_of(script)
-    text = _RUN.format(
-        folder=shlex.quote(str(_start(script, project))),
-        limits=f"{_LIMITS}; {_LIMITS_ISOLATED}",
-        seconds=_SECONDS,
-        bash="/usr/bin/bash",
-        script=shlex.quote(str(script)),
-        words=shlex.join(words),
-        log="/.log",
-    )
-    (place / "run").write_text(text, encoding="utf-8")
+    limits = f"{_LIMITS}; {_LIMITS_ISOLATED}"
+    run = _write_run(place, script, words, "/usr/bin/bash", "/.log", limits)
     variables = {"PATH": "/usr/bin", "BASH_ENV": "/.before"} | environment
     inner = ["/usr/bin/env", "-i", *(f"{k}={v}" for k, v in variables.items())]
     if "setpriv" in system:
@@ -313,20 +320,20 @@ def _run_isolated(
         root=place / "root",
         bin=place / "bin",
         before=place / "before",
-        run=place / "run",
+        run=run,
         copies=shlex.join(tools.values()),
         system=shlex.join(system.values()),
         user=shlex.quote(environment["USER"]),
         home=shlex.quote(environment["HOME"]),
-        project=shlex.quote(str(project)),
+        project=shlex.quote(str(project_of(script))),
         libraries=" ".join(_LIBRARIES),
         command=shlex.join([*inner, "/usr/bin/bash", "/.run"]),
     )
     (place / "setup").write_text(setup, encoding="utf-8")
     command = [system["unshare"], "--map-root-user"]
     command += [f"--{name}" for name in _NAMESPACES]
-    path = f"{os.environ.get('PATH', '')}:/usr/bin:/bin:/usr/sbin:/sbin"
-    said, error = _answer([*command, tools["bash"], str(place / "setup")], path)
+    command += [tools["bash"], str(place / "setup")]
+    said, error = _answer(command, _search_path())
     if _END not in said:
         reason = error.decode(errors="replace").strip().rpartition("\n")[2]
         raise _no_isolation(script, reason or "namespaces cannot be set up")

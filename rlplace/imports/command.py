@@ -41,6 +41,7 @@ from rlplace.imports.settings import (
     read_overrides,
     read_yaml,
     resolved,
+    text_of,
 )
 from rlplace.imports.shell import command_words
 from rlplace.imports.tiny import shrink
@@ -268,7 +269,7 @@ def _of_trl(
         return read_flags(text, "", rules.words_after, rules.read, rules.spellings)
 
     for file in files:
-        text = _read(Path(file))
+        text = text_of(Path(file))
         if not file.endswith(".py"):
             settings += read_yaml(text, file)
             continue
@@ -296,7 +297,7 @@ def _of_trl(
 
 def _of_yaml(library: str, file: Path) -> list[Setting]:
     """Return the settings of a YAML file and of the files that it includes, as the library merges them."""
-    text = _read(file)
+    text = text_of(file)
     if library == "nemo_rl":
         return read_chain(file)
     return _with_defaults(file, text)
@@ -304,7 +305,7 @@ def _of_yaml(library: str, file: Path) -> list[Setting]:
 
 def _script(file: str, reading: Reading) -> Script:
     """Return what is read of a launch script: by running it, or as text. Raises ConfigError."""
-    text = _read(Path(file))
+    text = text_of(Path(file))
     if reading.runs:
         return ran_script(Path(file), reading)
     return read_script(text, file, reading)
@@ -343,29 +344,6 @@ def _is_path(word: str) -> bool:
     if word.startswith("-") or " --" in word or "=" in word or "\n" in word:
         return False
     return os.path.isfile(word) or " " not in word
-
-
-def _read(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8")
-    except OSError as error:
-        beside = [p.name for p in path.parent.iterdir()] if path.parent.is_dir() else []
-        near = did_you_mean(path.name, beside)
-        similar = None
-        if near:
-            similar = path.with_name(near)
-        raise codes.config_error(
-            "import-source",
-            "import",
-            str(path),
-            error="unread",
-            said=(error.strerror or "cannot be read").lower(),
-            similar=similar,
-        ) from error
-    except UnicodeDecodeError as error:
-        raise codes.config_error(
-            "import-source", "import", str(path), error="binary", reason=str(error)
-        ) from error
 
 
 # ── the result as text ───────────────────────────────────────────────────────────────────────────────────────────────

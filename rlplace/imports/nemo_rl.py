@@ -18,7 +18,7 @@ from rlplace.config.yaml_text import line_sources
 from rlplace.errors import Source
 from rlplace.imports.importer import Draft, Imported, finish
 from rlplace.imports.placing import Allocation
-from rlplace.imports.settings import Setting, leaves_of, read_block
+from rlplace.imports.settings import Setting, leaves_of, read_block, text_of
 
 _ALONE = "_override_"  # in a block: it replaces that of the file below
 _DEEPEST = 20  # files that include each other
@@ -55,18 +55,7 @@ def read_chain(file: Path) -> list[Setting]:
 
 
 def _merged(file: Path, depth: int) -> tuple[dict[str, Any], dict[str, Source]]:
-    try:
-        text = file.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        said = getattr(error, "strerror", None) or "cannot be read"
-        raise config_error(
-            "import-source",
-            "import",
-            str(file),
-            error="unread",
-            said=said.lower(),
-            similar=None,
-        ) from error
+    text = text_of(file)
     mapping = read_block(text, str(file))
     if depth > _DEEPEST:
         raise config_error("import-yaml", "import", str(file), error="no-end")

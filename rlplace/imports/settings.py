@@ -8,6 +8,7 @@ import re
 import shlex
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import yaml
@@ -15,7 +16,7 @@ import yaml
 from rlplace.codes import config_error, problem
 from rlplace.config.keys import PLACEMENT
 from rlplace.config.yaml_text import line_sources, not_yaml, show
-from rlplace.errors import ConfigError, Problem, Source
+from rlplace.errors import ConfigError, Problem, Source, did_you_mean
 from rlplace.imports.shell import UnclosedQuote, entry_words
 from rlplace.units import clipped
 
@@ -70,6 +71,30 @@ def scalar(text: str) -> object:
             return float(plain)
         return int(plain)
     return text
+
+
+def text_of(path: Path) -> str:
+    """Return the text of a file. Raises ConfigError for a file that cannot be read, and that is no text."""
+    try:
+        return path.read_text(encoding="utf-8")
+    except OSError as error:
+        beside = [p.name for p in path.parent.iterdir()] if path.parent.is_dir() else []
+        near = did_you_mean(path.name, beside)
+        similar = None
+        if near:
+            similar = path.with_name(near)
+        raise config_error(
+            "import-source",
+            "import",
+            str(path),
+            error="unread",
+            said=(error.strerror or "cannot be read").lower(),
+            similar=similar,
+        ) from error
+    except UnicodeDecodeError as error:
+        raise config_error(
+            "import-source", "import", str(path), error="binary", reason=str(error)
+        ) from error
 
 
 def read_yaml(text: str, file: str) -> list[Setting]:

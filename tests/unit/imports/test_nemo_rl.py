@@ -80,6 +80,17 @@ def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
         import_words("nemo_rl", [str(file)])
 
 
+def test_a_file_with_nearly_the_name_is_offered(tmp_path: Path) -> None:
+    near = tmp_path / "base.yaml"
+    near.write_text("{}", encoding="utf-8")
+    file = tmp_path / "own.yaml"
+    file.write_text("defaults: bse.yaml\n", encoding="utf-8")
+    with pytest.raises(ConfigError) as caught:
+        import_words("nemo_rl", [str(file)])
+    (found,) = caught.value.problems
+    assert (found.code, found.fix) == ("import-source", str(near))
+
+
 COLOCATED = "policy: {generation: {colocated: {enabled: false, resources: "
 
 

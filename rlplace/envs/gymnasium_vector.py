@@ -8,11 +8,11 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from gymnasium.spaces import Discrete
 from numpy.typing import NDArray
 
 from rlplace.envs.contract import StepResult
 from rlplace.envs.entries import Unfit
+from rlplace.envs.given_actions import GivenActions
 from rlplace.envs.gymnasium_results import (
     Bounds,
     Results,
@@ -98,12 +98,7 @@ class GymnasiumVector:
         self._begins = [0] * len(envs)
         # Steps of this vector so far
         self._clock = 0
-        # How an environment takes an action: choices from `start` on, numbers within bounds
-        space: Any = envs[0].action_space
-        start = np.asarray(getattr(space, "start", 0))
-        self._first_action = start if start.any() else None
-        self._alone = isinstance(space, Discrete)
-        self._bounds = (space.low, space.high) if hasattr(space, "low") else None
+        self._given = GivenActions(envs[0].action_space)
         # Each environment is reset with a seed, and later without
         self._results.require_reset(envs[0])
 
@@ -167,7 +162,7 @@ class GymnasiumVector:
             read = self._kept(exact, read)
         try:
             for row, (step, action) in enumerate(
-                zip(self._steps, self._taken(actions), strict=True)
+                zip(self._steps, self._given.of(actions), strict=True)
             ):
                 if own is not None:
                     # A wrapper may have taken steps to begin the episode
@@ -307,19 +302,6 @@ class GymnasiumVector:
             return np.asarray(self._envs[0].render())
         except DependencyNotInstalled as error:
             raise ModuleNotFoundError(str(error).splitlines()[0]) from error
-
-    def _taken(self, actions: NDArray[Any]) -> list[Any]:
-        """Return the actions [B, *A] as the environments take them, in new arrays: an environment may change its own.
-
-        `actions` stay as they are: the policy learns from them.
-        """
-        if self._bounds is None:
-            chosen = actions
-            if self._first_action is not None:
-                chosen = actions + self._first_action
-            return chosen.tolist() if self._alone else list(chosen.copy())
-        low, high = self._bounds
-        return list(np.clip(actions, low, high, dtype=low.dtype))
 
     def _first(
         self, env: gymnasium.Env[Any, Any], seed: int | None = None

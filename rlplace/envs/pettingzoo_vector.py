@@ -18,11 +18,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
-from gymnasium.spaces import Discrete
 from numpy.typing import NDArray
 
 from rlplace.envs.contract import StepResult
 from rlplace.envs.entries import Unfit, in_words
+from rlplace.envs.given_actions import GivenActions
 from rlplace.envs.gymnasium_results import Results, close_all, flag, reward_of
 from rlplace.envs.observations import encoding_of
 from rlplace.envs.precision import Precision
@@ -62,14 +62,7 @@ class PettingZooVector:
         self._limit = sys.maxsize
         if max_episode_steps is not None:
             self._limit = max_episode_steps
-        # How an agent takes an action: choices from `start` on, numbers within bounds
-        space: Any = envs[0].action_space(self._agents[0])
-        start = np.asarray(getattr(space, "start", 0))
-        self._first_action = start if start.any() else None
-        self._single = isinstance(space, Discrete)
-        self._bounds: tuple[Any, Any] | None = None
-        if hasattr(space, "low"):
-            self._bounds = (space.low, space.high)
+        self._given = GivenActions(envs[0].action_space(self._agents[0]))
         # Steps of each environment since its reset
         self._steps = [0] * len(self._envs)
         # Of each row: the present observation, whether its agent is alive, how it ended, its return and its length
@@ -132,7 +125,7 @@ class PettingZooVector:
         finals = []
         returns: list[float] = []
         lengths: list[int] = []
-        taken = self._taken(actions)
+        taken = self._given.of(actions)
         self._clock += 1
         self._exact.clear()
         for number in range(len(self._envs)):
@@ -257,13 +250,3 @@ class PettingZooVector:
         if not isinstance(values, Mapping) or agent not in values:
             raise Unfit("agent", in_words(values), agent=agent)
         return values[agent]
-
-    def _taken(self, actions: NDArray[Any]) -> list[Any]:
-        """Return the actions [B, *A] as the agents take them, in new arrays: an environment may change its own."""
-        if self._bounds is None:
-            chosen = actions
-            if self._first_action is not None:
-                chosen = actions + self._first_action
-            return chosen.tolist() if self._single else list(chosen.copy())
-        low, high = self._bounds
-        return list(np.clip(actions, low, high, dtype=low.dtype))

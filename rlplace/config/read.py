@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from rlplace.config.blocks.machines import ClusterConfig
 from rlplace.config.fields import (
+    Field,
     JobName,
     block_at,
     block_below,
@@ -310,107 +311,152 @@ def _of_alternative(
     return kept
 
 
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class _Wrong:
+    """An error of pydantic about a key of a config.
+
+    `details`: the error itself. `path`, `key`: path of the key, as steps and as text. `block`: dataclass of the block
+    with the key. `job`: the kind of job. `written`: the whole config.
+    """
+
+    details: ErrorDetails
+    path: Sequence[int | str]
+    key: str
+    block: type
+    job: JobName
+    written: Any
+
+    @property
+    def leaf(self) -> str:
+        """The last part of the key."""
+        return self.key.rpartition(".")[2]
+
+    @property
+    def fields(self) -> Mapping[str, Field]:
+        """The known fields of the block."""
+        return fields_of(self.block, self.job)
+
+    @property
+    def is_item(self) -> bool:
+        """Whether the value is an item of a list."""
+        return bool(self.path) and isinstance(self.path[-1], int)
+
+
 def _report(
-    block: type, job: JobName, wrong: ErrorDetails, written: Any, found: Found
+    block: type, job: JobName, details: ErrorDetails, written: Any, found: Found
 ) -> None:
+    """Report an error of pydantic to `found`. `block`: dataclass of the whole config. `written`: the config."""
     # The path without the steps that name alternatives of a type.
-    path = [step for step in wrong["loc"] if not str(step).startswith("<")]
-    key = (
-        "".join(
-            f"[{step}]" if isinstance(step, int) else f".{step}" for step in path
-        ).removeprefix(".")
-        or "config"
+    path = [step for step in details["loc"] if not str(step).startswith("<")]
+    key = "".join(
+        f"[{step}]" if isinstance(step, int) else f".{step}" for step in path
+    ).removeprefix(".")
+    wrong = _Wrong(
+        details=details,
+        path=path,
+        key=key or "config",
+        block=block_at(block, job, details["loc"][:-1]),
+        job=job,
+        written=written,
     )
-    leaf = key.rpartition(".")[2]
-    value = wrong["input"]
-    above = block_at(block, job, wrong["loc"][:-1])
-    if wrong["type"] == "missing":
-        field, _ = fields_of(above, job)[str(path[-1])]
-        found.reject(
-            "missing-key",
-            key,
-            error="placement" if leaf == "component_placement" else "without-default",
-            about=field.metadata.get("doc"),
-            leaf=leaf,
-        )
-    elif wrong["type"] in (
-        "extra_forbidden",
-        "invalid_key",
-    ):  # invalid: a number, or a word that YAML reads as one
-        unknown = UnknownKey(
-            key=key,
-            value=value,
-            fields=fields_of(above, job),
-            written=written,
-            job=job,
-            sources=found.sources,
-        )
-        reject_unknown(unknown, found)
-    elif wrong["type"] == "model_type":
-        below = block_below(above, job, path[-1]) if path else above
-        if wrong["loc"][-2:-1] == ("<names>",) and leaf in fields_of(below, job):
-            beside = functools.reduce(lambda of, step: of[step], path[:-1], written)
-            names = [name for name in beside if name not in fields_of(below, job)]
+    value = details["input"]
+    match details["type"]:
+        case "missing":
+            field, _ = wrong.fields[str(path[-1])]
+            leaf = wrong.leaf
             found.reject(
-                "wrong-type",
-                key,
-                value,
-                error="beside-names",
-                names=", ".join(map(str, names)),
-                first=names[0],
+                "missing-key",
+                wrong.key,
+                error="placement"
+                if leaf == "component_placement"
+                else "without-default",
+                about=field.metadata.get("doc"),
                 leaf=leaf,
-                shown=show(value),
             )
-        elif (
-            isinstance(value, str)
-            and (torn := re.fullmatch(r"(\w+):([^\s:].*)", value))
-            and torn[1] in fields_of(below, job)
-        ):
-            # YAML reads `prompts:256` as a text
+        # A key may also be a number, or a word that YAML reads as one
+        case "extra_forbidden" | "invalid_key":
+            unknown = UnknownKey(
+                key=wrong.key,
+                value=value,
+                fields=wrong.fields,
+                written=written,
+                job=job,
+                sources=found.sources,
+            )
+            reject_unknown(unknown, found)
+        case "model_type":
+            _report_no_block(wrong, found)
+        case _ if wrong.key == "cluster.nodes" and type(value) is int:
             found.reject(
-                "wrong-type",
-                key,
-                value,
-                error="no-blank",
-                name=torn[1],
-                written=torn[2],
+                "wrong-type", wrong.key, value, error="list-of-nodes", number=value
             )
-        else:
-            line = f"{leaf}: {block_of_name(below, value)}"
-            if path and isinstance(path[-1], int):
-                line = _whole_list(path, block_of_name(below, value), written)
-            found.reject("wrong-type", key, value, error="block-by-name", line=line)
-    elif key == "cluster.nodes" and type(value) is int:
+        case _:
+            _report_value(wrong, found)
+
+
+def _report_no_block(wrong: _Wrong, found: Found) -> None:
+    """Report to `found` a value that stands where a block of keys has to be."""
+    path = wrong.path
+    leaf = wrong.leaf
+    value = wrong.details["input"]
+    below = block_below(wrong.block, wrong.job, path[-1]) if path else wrong.block
+    known = fields_of(below, wrong.job)
+    if wrong.details["loc"][-2:-1] == ("<names>",) and leaf in known:
+        beside = functools.reduce(lambda of, step: of[step], path[:-1], wrong.written)
+        names = [name for name in beside if name not in known]
         found.reject(
             "wrong-type",
-            key,
+            wrong.key,
             value,
-            error="list-of-nodes",
-            number=value,
+            error="beside-names",
+            names=", ".join(map(str, names)),
+            first=names[0],
+            leaf=leaf,
+            shown=show(value),
         )
-    else:
-        context = wrong["ctx"]
+        return
+    torn = re.fullmatch(r"(\w+):([^\s:].*)", value) if isinstance(value, str) else None
+    if torn is not None and torn[1] in known:
+        # YAML reads `prompts:256` as a text
+        found.reject(
+            "wrong-type",
+            wrong.key,
+            value,
+            error="no-blank",
+            name=torn[1],
+            written=torn[2],
+        )
+        return
+    line = f"{leaf}: {block_of_name(below, value)}"
+    if wrong.is_item:
+        line = _whole_list(path, block_of_name(below, value), wrong.written)
+    found.reject("wrong-type", wrong.key, value, error="block-by-name", line=line)
+
+
+def _report_value(wrong: _Wrong, found: Found) -> None:
+    """Report to `found` a value that its key does not take."""
+    value = wrong.details["input"]
+    kind = wrong.details["type"]
+    leaf = wrong.leaf
+    context = wrong.details["ctx"]
+    text = context["fix"] or _such_as(
+        wrong.block, wrong.job, wrong.details["loc"], context
+    )
+    fits = text and f"{leaf}: {text}"
+    if text and wrong.is_item:
         # The fix shows the whole list.
-        item = isinstance(path[-1], int)
-        text = context["fix"] or _such_as(above, job, wrong["loc"], context)
-        fits = text and (
-            _whole_list(path, text, written) if item else f"{leaf}: {text}"
-        )
-        source = found.sources.get(key)
-        if (
-            source is not None
-            and source.written is not None
-            and wrong["type"] == "wrong-type"
-        ):
-            fits = decoded(leaf, source.written, fits=context["fix"] is not None)
-        why = context["why"]
-        if value == 0 and wrong["type"] == "out-of-bounds" and not item:
-            field, _ = fields_of(above, job)[leaf]
-            why, fits = field.metadata.get("zero", (why, fits))
-        told = dataclasses.replace(
-            context["told"], key=key, got=show(value), why=why, fix=fits
-        )
-        found.add(told)
+        fits = _whole_list(wrong.path, text, wrong.written)
+    source = found.sources.get(wrong.key)
+    if source is not None and source.written is not None and kind == "wrong-type":
+        fits = decoded(leaf, source.written, fits=context["fix"] is not None)
+    why = context["why"]
+    if value == 0 and kind == "out-of-bounds" and not wrong.is_item:
+        field, _ = wrong.fields[leaf]
+        why, fits = field.metadata.get("zero", (why, fits))
+    told = dataclasses.replace(
+        context["told"], key=wrong.key, got=show(value), why=why, fix=fits
+    )
+    found.add(told)
 
 
 def _such_as(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import threading
 import urllib.request
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -12,6 +11,8 @@ from typing import Any
 
 from gymnasium.envs.classic_control.cartpole import CartPoleEnv
 from gymnasium.envs.registration import register
+
+from tests.served import in_a_thread
 
 ADDRESS = "TESTS_SERVER"  # variable with the server's URL
 
@@ -40,12 +41,8 @@ class _Answers(BaseHTTPRequestHandler):
 @contextlib.contextmanager
 def answering() -> Iterator[tuple[str, list[str]]]:
     """Serve on this machine; give the URL, and a list of the paths that are asked for."""
-    with _Server() as server:
-        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
-        thread.start()
+    with in_a_thread(_Server()) as server:
         yield f"http://127.0.0.1:{server.server_address[1]}", server.asked
-        server.shutdown()
-        thread.join()
 
 
 class Asking(CartPoleEnv):

@@ -17,6 +17,7 @@ import pytest
 from rlplace.envs.text.agents import _Line, _Server
 from rlplace.http_server import JsonServer, Limits
 from rlplace.workers.roles.reward_server import RewardServer
+from tests.served import in_a_thread
 from tests.tiny_lm import tiny_model, tiny_reward_model
 
 PATIENCE_S = 30.0
@@ -70,18 +71,8 @@ def kind(request: pytest.FixtureRequest) -> Kind:
     )
 
 
-@contextlib.contextmanager
-def serving(kind: Kind, **limits: Any) -> Iterator[JsonServer]:
-    with kind.make(dataclasses.replace(PATIENT, **limits)) as server:
-        thread = threading.Thread(
-            target=server.serve_forever, kwargs={"poll_interval": 0.01}
-        )
-        thread.start()
-        try:
-            yield server
-        finally:
-            server.shutdown()
-            thread.join()
+def serving(kind: Kind, **limits: Any) -> contextlib.AbstractContextManager[JsonServer]:
+    return in_a_thread(kind.make(dataclasses.replace(PATIENT, **limits)))
 
 
 @contextlib.contextmanager

@@ -26,6 +26,7 @@ from rlplace.placement.schedule import Residency
 from rlplace.workers.engines.contract import EngineSettings
 from rlplace.workers.engines.vllm_server import VllmServer
 from tests.rollout_stage import Ledger
+from tests.served import in_a_thread
 from tests.tiny_lm import request_of
 
 ANSWER: dict[str, Any] = {
@@ -102,13 +103,9 @@ class _Handler(BaseHTTPRequestHandler):
 
 @pytest.fixture
 def server() -> Iterator[FakeServer]:
-    with FakeServer() as server:
-        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
-        thread.start()
+    with in_a_thread(FakeServer()) as server:
         yield server
         server.released.set()
-        server.shutdown()
-        thread.join()
 
 
 @pytest.fixture

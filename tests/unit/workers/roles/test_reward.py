@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import pytest
 
@@ -25,6 +25,7 @@ from rlplace.workers.roles.reward import (
 )
 from tests.lm_ranks import made_up_samples
 from tests.scorer_ranks import Said, ScorerScenario, scored_by, with_text
+from tests.served import in_a_thread
 from tests.tiny_tokenizer import tiny_tokenizer
 
 Answer = Callable[
@@ -61,24 +62,6 @@ class _Request(BaseHTTPRequestHandler):
                 self.wfile.write(piece.encode())
 
     def log_message(self, format: str, *args: object) -> None: ...
-
-
-Server = TypeVar("Server", bound=ThreadingHTTPServer)
-
-
-@contextlib.contextmanager
-def in_a_thread(made: Server) -> Iterator[Server]:
-    """Serve until the end of the block."""
-    with made as server:
-        thread = threading.Thread(
-            target=server.serve_forever, kwargs={"poll_interval": 0.01}
-        )
-        thread.start()
-        try:
-            yield server
-        finally:
-            server.shutdown()
-            thread.join()
 
 
 def serving(answer: Answer) -> contextlib.AbstractContextManager[Endpoints]:

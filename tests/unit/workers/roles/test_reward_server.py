@@ -23,8 +23,8 @@ from rlplace.workers.roles.reward import RewardClient, RewardEndpointWorker
 from rlplace.workers.roles.reward_server import RewardServer, main, most_tokens
 from tests.lm_ranks import made_up_samples
 from tests.scorer_ranks import ScorerScenario, scored_by, values, with_text
+from tests.served import in_a_thread
 from tests.tiny_lm import tiny_model, tiny_reward_model
-from tests.unit.workers.roles.test_reward import in_a_thread
 
 
 @pytest.fixture(scope="module")

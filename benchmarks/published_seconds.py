@@ -28,7 +28,7 @@ from rlplace.foresight.costs import Costs
 from rlplace.foresight.predict import predict
 from rlplace.foresight.show import predicted_seconds
 from rlplace.jobs.language_model.performance.published import (
-    Lengths,
+    TextLengths,
     published_profile,
 )
 from rlplace.workers.launch.machines import declared_topology
@@ -67,7 +67,7 @@ def table() -> dict[str, Any]:
     return tomllib.loads(_HERE.with_suffix(".toml").read_text(encoding="utf-8"))
 
 
-def lengths(row: Mapping[str, Any]) -> Lengths:
+def lengths(row: Mapping[str, Any]) -> TextLengths:
     """Return lengths of a row's texts: log-normal, cut at the longest, with the published mean."""
     longest = _LONGEST - _PROMPT
     mean = row["tokens"] - _PROMPT * row["whole"]
@@ -87,7 +87,7 @@ def lengths(row: Mapping[str, Any]) -> Lengths:
             low = middle
         else:
             high = middle
-    return Lengths(_PROMPT, cut(low))
+    return TextLengths(_PROMPT, cut(low))
 
 
 def _mapping(
@@ -192,7 +192,7 @@ def predict_pass(row: Mapping[str, Any], model: Mapping[str, Any]) -> float:
         "max_new_tokens": 1024,
     }
     config, plan, case = _planned(values)
-    text = Lengths(0.0, [float(row["length"])])
+    text = TextLengths(0.0, [float(row["length"])])
     costs = Costs(published_profile(config, plan, case, text))
     part = "sharded_micro_batch" if gpus > 1 else "micro_batch"
     once = costs.of(f"actor.learn/{part}", row["length"]).seconds

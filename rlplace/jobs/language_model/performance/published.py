@@ -88,7 +88,7 @@ class Rates(NamedTuple):
     near_bytes: float
 
 
-class Lengths(NamedTuple):
+class TextLengths(NamedTuple):
     """Lengths of texts in tokens: prompts, and answers at their quantiles."""
 
     prompt: float
@@ -124,7 +124,7 @@ def published_profile(
     config: LanguageModelJobConfig,
     plan: Plan,
     case: MemoryCase,
-    lengths: Lengths | None = None,
+    lengths: TextLengths | None = None,
 ) -> Profile:
     """Return a profile of a language-model job with costs that are computed from published rates of its accelerators.
 
@@ -132,7 +132,7 @@ def published_profile(
     ConfigError for accelerators without published rates.
     """
     longest = config.algorithm.max_new_tokens
-    texts = lengths or Lengths(
+    texts = lengths or TextLengths(
         config.algorithm.max_prompt_length, [longest * share for share in _ENDED]
     )
     rates = _rates(plan.topology.nodes)
@@ -211,7 +211,7 @@ def _costs(
     plan: Plan,
     component: str,
     rates: Rates,
-    lengths: Lengths,
+    lengths: TextLengths,
 ) -> Iterator[tuple[str, Sequence[tuple[float, float]], str]]:
     """Yield each cost of a component as (name, points, kind of device).
 
@@ -276,7 +276,7 @@ class _Work:
     """
 
     def __init__(
-        self, model: ModelShape, rates: Rates, lengths: Lengths, each: int
+        self, model: ModelShape, rates: Rates, lengths: TextLengths, each: int
     ) -> None:
         """Prepare the work of one rank. `each`: accelerators that split the model for the same tokens."""
         self._model = model

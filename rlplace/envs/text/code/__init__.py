@@ -1,4 +1,4 @@
-"""Runs code that a model wrote against tests, so that the code can neither forge a result nor hurt the run.
+"""Runs code that a model wrote against tests. The code can neither forge a result nor damage the run.
 
 ::
 
@@ -18,7 +18,9 @@ compares with what the tests expect.
 | `runner` | starts the judge process, waits for its report |
 | `process`, `starter` | main programs of the judge process and of the process that forks answers |
 | `trial` | runs the checks in the judge process |
-| `judge`, `stand_ins`, `offered` | the answer's objects in the judge process, and which of its names tests get |
-| `answer`, `confine` | serves the judge in the answer process; takes the process everything else |
-| `wire` | values as data between both |
+| `judge`, `stand_ins` | represent the answer's objects in the judge process |
+| `names` | decides which names of the answer a test gets |
+| `answer` | runs the code in the answer process, and serves requests of the judge |
+| `confine` | removes all other rights of the answer process |
+| `wire` | encodes the values that both processes exchange |
 """

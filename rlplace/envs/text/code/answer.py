@@ -25,7 +25,7 @@ from rlplace.envs.text.code import wire
 # Characters of output that one call returns
 _SHOWN = 1 << 20
 _CONTAINERS = (list, dict, set, bytearray, deque)
-# Names that exercises use without importing them
+# Names that the code of an answer may use without an import
 _PRELUDE = {
     **{
         name: getattr(typing, name)
@@ -62,8 +62,11 @@ _OPERATIONS: dict[str, Callable[..., Any]] = {
 }
 
 
-class Theirs:
-    """Stands for an object of a class that the tests define, such as a node of a tree. Its fields are theirs."""
+class TestObject:
+    """A proxy in the answer process for an object of a class that the tests define, such as a node of a tree.
+
+    The object itself is in the judge process. Reading or setting a field is a request to the judge.
+    """
 
     _answer: Answer
     _number: int
@@ -86,8 +89,8 @@ class Answer:
     def __init__(self, end: socket.socket) -> None:
         """`end`: connected socket to the judge."""
         self._objects: dict[int, Any] = {}
-        self._theirs: dict[int, Theirs] = {}
-        # (object, function) -> its bound method, which is otherwise a new object at each use
+        self._test_objects: dict[int, TestObject] = {}
+        # (object, function) -> bound method. Without this dict, each use would make a new method object
         self._methods: dict[tuple[int, int], Any] = {}
         # Dataclasses and type hints look up the module of their code, so the module must exist
         module = ModuleType(_MODULE)
@@ -143,7 +146,10 @@ class Answer:
         given: list[Any],
         named: dict[str, Any],
     ) -> dict[str, Any]:
-        """Call an object. The reply has the containers too that the call has changed, by the place of the argument."""
+        """Call an object and return the fields of the reply.
+
+        If the call has changed containers among its arguments, the field `after` has their new content by position.
+        """
         parts = [*given, *named.values()]
         before = [
             self._data(part) if isinstance(part, _CONTAINERS) else None
@@ -202,16 +208,17 @@ class Answer:
             return self._objects[body]
         if tag == "builtin":
             return getattr(builtins, body)
-        if tag == "theirs":
-            return self._theirs.setdefault(body, Theirs(self, body))
+        if tag == "test_object":
+            return self._test_objects.setdefault(body, TestObject(self, body))
         if tag != "function":
             raise ValueError(tag)
         return lambda *given, **named: self.ask("function", body, given, named)
 
     def ask(self, do: str, number: int, given: Any, named: dict[str, Any]) -> Any:
-        """Ask the judge to call a function of the tests, or for a field of an object of theirs. Return the result.
+        """Ask the judge to call a function of the tests, or to get or set a field of a test object. Return the result.
 
-        `do`: "function" or "field". `number`: number of the function or the object.
+        `do`: "function" or "field". `number`: number of the function or the object. `given`: arguments of the function,
+        or the name of the field and perhaps its new value.
         """
         reply = self.line.ask(
             {
@@ -228,8 +235,8 @@ class Answer:
 
     def _described(self, value: Any) -> Any:
         """Return the description of an object that is no plain data. The judge gets a number for the object."""
-        if isinstance(value, Theirs):
-            return ["theirs", value._number]
+        if isinstance(value, TestObject):
+            return ["test_object", value._number]
         if inspect.ismethod(value):
             key = (id(value.__self__), id(value.__func__))
             value = self._methods.setdefault(key, value)
@@ -288,7 +295,7 @@ class Answer:
 
 
 def _lacking(kind: type) -> list[str]:
-    """Return those of the optional operations that instances of a class lack. `__getitem__` makes an iterator too."""
+    """Return the optional operations that instances of a class lack. With `__getitem__`, a class has `__iter__` too."""
     lacking = [name for name in wire.OPTIONAL if not hasattr(kind, name)]
     if hasattr(kind, "__getitem__") and "__iter__" in lacking:
         lacking.remove("__iter__")
@@ -344,7 +351,10 @@ def serve(end: socket.socket) -> None:
 
 
 def _run_threads_at_once() -> None:
-    """Run the work of a thread where it is started: no thread can be started, and programs use one for its stack."""
+    """Replace `Thread.start`: the work of a thread runs at once, in the thread that calls `start`.
+
+    This process cannot start threads. Programs often use one thread only, for its larger stack.
+    """
 
     def join(thread: threading.Thread, timeout: float | None = None) -> None:
         pass
@@ -357,7 +367,7 @@ def _run_threads_at_once() -> None:
 
 
 def _run_pools_at_once(code: str) -> None:
-    """Run the work of a pool of threads where it is submitted, if the code may have pools."""
+    """Replace thread pools, if `code` may use them: submitted work runs at once, in the thread that submits it."""
     if "concurrent" not in code and "asyncio" not in code:
         return
     from concurrent import futures

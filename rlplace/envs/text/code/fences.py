@@ -31,10 +31,10 @@ def code_block(answer: str) -> str:
 
 
 def completed(code: str, prompt: str, entry: str) -> str:
-    """Return the program of an answer that continues the function in its prompt, as models without a chat do.
+    """Return the program of an answer that may continue the function in its prompt, as models without a chat do.
 
-    If the prompt begins the function `entry` and `code` does not define it, the program is the prompt and the code as
-    the body of the function. Otherwise it is `code`.
+    If the prompt begins the function `entry` and `code` does not define this function, the program is the prompt with
+    `code` as the body of the function. Otherwise the program is `code`.
     """
     head = re.compile(rf"^[ ]{{0,4}}(async )?def {re.escape(entry)}\(", re.MULTILINE)
     begun = code_block(prompt)
@@ -45,10 +45,10 @@ def completed(code: str, prompt: str, entry: str) -> str:
 
 
 def given_functions(prompt: str, entry: str) -> str:
-    """Return the functions and classes that a prompt gives beside the function `entry`, with imports; "" without any.
+    """Return the source text of functions and classes that a prompt defines beside the function `entry`, with imports.
 
-    HumanEval's tests of `find_zero` use such a function, `poly`, and LeetCode's have a class of nodes. An answer need
-    not repeat them, and cannot replace them.
+    Return "" if there are none. HumanEval's tests of `find_zero` use such a function, `poly`. LeetCode's prompts define
+    classes of nodes. An answer need not repeat such definitions, and cannot replace them.
     """
     try:
         body = ast.parse(code_block(prompt)).body
@@ -70,9 +70,9 @@ def given_functions(prompt: str, entry: str) -> str:
 
 
 def with_functions(code: str, given: str) -> str:
-    """Return a program that has the functions of its prompt, behind its imports of `__future__`.
+    """Return `code` with the functions of its prompt inserted after its imports of `__future__`.
 
-    `code`: program. `given`: text of the functions, as `given_functions` returns it.
+    `code`: a program. `given`: source text of the functions, as `given_functions` returns it.
     """
     try:
         body = ast.parse(code).body
@@ -111,7 +111,7 @@ def _blocks(answer: str) -> Iterator[tuple[str, str]]:
     """Yield (language, content) of each fenced code block; the language is "" if the fence has no mark."""
     # Only line feeds and carriage returns end a line of a text
     lines = re.split(r"\r\n|\n|\r", answer)
-    # Sign and mark of the open block
+    # Fence and language of the open block
     opened: tuple[str, str] | None = None
     content: list[str] = []
     for line in lines:
@@ -129,7 +129,7 @@ def _blocks(answer: str) -> Iterator[tuple[str, str]]:
 
 
 def _fence(line: str) -> tuple[str, str] | None:
-    """Return (sign, mark) of a line that opens or closes a block, such as ("```", "python"); None for other lines."""
+    """Return (fence, language) of a line that opens or closes a block, such as ("```", "python"); else None."""
     found = _FENCE.fullmatch(line)
     if found is None or (found[1][0] == "`" and "`" in found[2]):
         return None

@@ -35,7 +35,7 @@ _OUTPUTS = ("outputs", "output", "stdout", "std_out", "expected_output")
 _CASES = ("test_cases", "testcases", "tests", "cases")
 # Calls of such names assert something
 _ASSERTS = re.compile(r"(assert|expect|fail|raises|warns)\w*", re.IGNORECASE)
-# Runners of tests, whose calls are left out
+# Functions that run tests; calls of them are removed from tests
 _RUNNERS = ("unittest.main", "pytest.main", "main")
 _Function = ast.FunctionDef | ast.AsyncFunctionDef
 # Characters of tests that an error shows
@@ -49,10 +49,10 @@ _FORMS = (
 def read(
     tests: object, facts: Mapping[str, object] | None = None, *, prompted: str = ""
 ) -> list[Check]:
-    """Return the checks of a test. Raises ValueError, with the reason, for tests that are in no form of this module.
+    """Return the checks of a test. Raises ValueError with the reason if the tests have a form that is unknown here.
 
     `tests`: the fact `tests` of an episode. `facts`: all facts of the episode; some name the function under test.
-    `prompted`: Python text of functions that the tests may use, since the prompt gives them.
+    `prompted`: source text of functions that the prompt defines, and that the tests may use.
     """
     facts = facts or {}
     entry = next((str(facts[name]) for name in _ENTRIES if facts.get(name)), "")
@@ -159,9 +159,10 @@ def _lines(value: object) -> str:
 
 
 def _called(entry: str, given: object, expected: object) -> Check:
-    """Return the check that a function returns `expected` for the arguments `given`. The check has all right results.
+    """Return the check that the function `entry` returns `expected` for the arguments `given`.
 
-    Texts are read as LiveCodeBench has them: one JSON value a line for each argument.
+    If several results are right, the check has all of them. A text is read as in LiveCodeBench: each line is the JSON
+    value of one argument.
     """
     if isinstance(given, str):
         try:
@@ -224,7 +225,7 @@ def _of_text(text: str, entry: str, before: str) -> Iterator[Check]:
 
 
 def _is_main(part: ast.stmt) -> bool:
-    """Return whether a statement is `if __name__ == "__main__": ...`, or calls a runner of tests."""
+    """Return whether a statement is `if __name__ == "__main__": ...`, or calls a function that runs tests."""
     if isinstance(part, ast.Expr) and isinstance(part.value, ast.Call):
         return ast.unparse(part.value.func) in _RUNNERS
     return isinstance(part, ast.If) and "__name__" in ast.dump(part.test)

@@ -1,4 +1,4 @@
-"""The judge's side of an answer process: asks for names of the answer, and makes stand-ins of what it replies."""
+"""The judge's connection to an answer process: asks for the names of the answer, and makes proxies for its objects."""
 
 from __future__ import annotations
 
@@ -12,44 +12,44 @@ from collections.abc import Iterator
 from typing import Any, cast
 
 from rlplace.envs.text.code import wire
-from rlplace.envs.text.code.offered import Text, library, python_object
-from rlplace.envs.text.code.stand_ins import Kind, Remote
+from rlplace.envs.text.code.names import TestSource, library, python_object
+from rlplace.envs.text.code.stand_ins import Remote, RemoteClass
 
 # Name of the module in which texts of tests run
 TESTS = "tests"
-# Items of an iterator that an answer is given
+# Most items of an iterator that are sent to the answer
 _LONGEST_ITERATOR = 1_000_000
 _ITERATED: tuple[type, ...] = (type({}.keys()), type({}.values()), type({}.items()))
 
 
 class Judge:
-    """Asks one answer process for the answer's names, and makes Python objects of its replies."""
+    """Sends requests to one answer process, and makes Python objects of its replies."""
 
     def __init__(self, end: socket.socket) -> None:
         """`end`: connected socket to the answer process."""
         self.line = wire.Line(end, self._serve)
         self._kinds: dict[int, type] = {}
         self._objects: dict[int, Remote] = {}
-        # Functions and objects of the tests that the answer was given
+        # id -> function or object of the tests that was sent to the answer
         self._given: dict[int, Any] = {}
-        # Changes of containers that calls were given, until the next statement of the tests
+        # (container, new content): changes that calls made to their arguments and that are not applied yet
         self._changes: list[tuple[Any, Any]] = []
-        # The text of the tests that run now, and the names that it got
-        self._text = Text("")
-        self._offered: dict[str, Any] = {}
+        # Source text of the running test, and the names that it got
+        self._source = TestSource("")
+        self._names: dict[str, Any] = {}
 
     def run(self, code: str) -> bool:
         """Run the answer's code; return whether it raised no exception."""
         return "raised" not in self.line.ask({"do": "run", "code": code})
 
-    def names(self, text: Text, entry: str = "") -> dict[str, Any]:
-        """Return name -> object for the tests: objects of the answer, and of Python where the tests mean these.
+    def names(self, source: TestSource, entry: str = "") -> dict[str, Any]:
+        """Return name -> object for a test: objects of the answer, or of Python's libraries where the test means those.
 
-        `entry`: name of the function under test, which is always the answer's.
+        `source`: source text of the test. `entry`: name of the function under test, which is always the answer's.
         """
-        self._text = text
+        self._source = source
         known = self.line.ask({"do": "names"}).get("names", {})
-        # The process may send anything: special names would replace Python's builtins
+        # The answer process may send any name. Names with two underscores could replace Python's builtins
         known = {
             name: data
             for name, data in known.items()
@@ -57,32 +57,32 @@ class Judge:
         }
         classes = {name for name, data in known.items() if _has_tag(data, "class")}
         modules = {name for name, data in known.items() if _has_tag(data, "module")}
-        offered = text.offered(known.keys() - modules, classes) | {entry}
+        of_answer = source.names_of_answer(known.keys() - modules, classes) | {entry}
         names: dict[str, Any] = {}
         for name, data in known.items():
             imported = str(data[1]) if name in modules else None
-            own = library(name, imported) if name in text.words else None
-            about = name == entry or name in text.called
+            own = library(name, imported) if name in source.words else None
+            about = name == entry or name in source.called
             if own is not None and (name in modules or not about):
                 names[name] = own
-            elif name in offered:
+            elif name in of_answer:
                 names[name] = self._value(data)
-            elif name in text.words and (meant := python_object(name)) is not None:
+            elif name in source.words and (meant := python_object(name)) is not None:
                 names[name] = meant
-        self._offered = names
+        self._names = names
         return names
 
-    def tests_class(self, kind: type) -> bool:
+    def is_under_test(self, kind: type) -> bool:
         return any(
-            value is kind and name in self._text.words
-            for name, value in self._offered.items()
+            value is kind and name in self._source.words
+            for name, value in self._names.items()
         )
 
     def call(self, number: int, given: Any, named: dict[str, Any]) -> Any:
-        """Call an object of the answer.
+        """Call an object of the answer and return the result.
 
-        The containers that were given take the changes of the call: at once if the call returns None, else before the
-        next statement of the tests. So `f(a) == sorted(a)` compares with `a` as it was.
+        If the call changes a container among its arguments, the test sees the change: at once if the call returns None,
+        otherwise before the next statement of the test. So `f(a) == sorted(a)` uses the content of `a` before the call.
         """
         reply = self.line.ask(
             {
@@ -98,11 +98,11 @@ class Judge:
             if data is not None:
                 self._changes.append((part, self._value(data)))
         if value is None:
-            self.settle()
+            self.apply_changes()
         return value
 
-    def settle(self) -> None:
-        """Give the containers of earlier calls the changes of these calls."""
+    def apply_changes(self) -> None:
+        """Apply the changes that earlier calls have made to containers among their arguments."""
         for part, value in self._changes:
             _replace(part, value)
         self._changes = []
@@ -125,14 +125,14 @@ class Judge:
             sys.stdout.write(output)
         if "raised" in reply:
             error = self._error(reply["raised"])
-            # Elsewhere it would end a loop of the tests, as if there were nothing more to compare
+            # Elsewhere, StopIteration would end a loop of the test before the loop has compared all values
             if isinstance(error, StopIteration) and what != "next":
                 raise RuntimeError("the answer raised StopIteration")
             raise error
         return self._value(reply.get("value"))
 
     def _error(self, described: dict[str, Any]) -> BaseException:
-        """Return the exception of a description: Python's own, or one of a class that stands for the answer's."""
+        """Return the described exception: of one of Python's classes, or of a proxy for a class of the answer."""
         kind: Any = self._kind(described["class"])
         if not described.get("own"):
             kind = _python_error(described["class"])
@@ -151,7 +151,7 @@ class Judge:
         return made
 
     def _serve(self, request: dict[str, Any]) -> dict[str, Any]:
-        """Do what the answer asks of the tests: call a function, get or set a field of an object, read a line."""
+        """Do a request of the answer process: call a function of the tests, get or set a field, or read a line."""
         try:
             if request.get("do") == "input":
                 return {"value": str(input(request.get("prompt", "")))}
@@ -174,7 +174,7 @@ class Judge:
 
     def _described(self, value: Any) -> Any:
         """Return the description of a value of the tests that is no plain data."""
-        if isinstance(value, Kind):
+        if isinstance(value, RemoteClass):
             return ["object", value._remote_number]
         if isinstance(value, Remote):
             return ["object", value._remote_id]
@@ -190,18 +190,18 @@ class Judge:
             return ["function", id(value)]
         if type(value).__module__ == TESTS:
             self._given[id(value)] = value
-            return ["theirs", id(value)]
+            return ["test_object", id(value)]
         raise TypeError(f"a {type(value).__name__} cannot be sent to the answer")
 
     def _made(self, tag: str, body: Any) -> Any:
-        """Return what stands for an object of the answer."""
+        """Return the proxy for an object of the answer, or the object of the tests or of Python that the data name."""
         if tag == "class":
             return self._kind(body)
         if tag == "builtin":
             kind = getattr(builtins, str(body))
             if isinstance(kind, type):
                 return kind
-        if tag == "theirs":
+        if tag == "test_object":
             return self._given[int(body)]
         if tag == "coroutine":
             return self._waiting(int(body))
@@ -224,7 +224,7 @@ class Judge:
         return self.do("await", number)
 
     def _kind(self, described: dict[str, Any]) -> type:
-        """Return the class that stands for a class of the answer."""
+        """Return the proxy for a class of the answer."""
         number = int(described["number"])
         if number not in self._kinds:
             name = re.sub(r"\W", "_", str(described["name"]))
@@ -241,14 +241,14 @@ class Judge:
                 fields = {"_remote_number": number, "_remote_judge": self}
                 lacks = described.get("lacks", ())
                 fields |= {name: None for name in wire.OPTIONAL if name in lacks}
-                self._kinds[number] = Kind(name, bases or (Remote,), fields)
+                self._kinds[number] = RemoteClass(name, bases or (Remote,), fields)
         return self._kinds[number]
 
 
 def _field(own: Any, name: str, *value: Any) -> Any:
-    """Return a field of an object of the tests, or set it to the value.
+    """Return a field of an object of the tests; or set the field, if there is a value.
 
-    Raises AttributeError for names with an underscore in front, which lead to Python's own objects.
+    Raises AttributeError for names that begin with an underscore: such fields give access to Python's internals.
     """
     if name.startswith("_"):
         raise AttributeError(name)
@@ -263,7 +263,7 @@ def _has_tag(data: Any, tag: str) -> bool:
 
 
 def _python_error(described: dict[str, Any]) -> Any:
-    """Return the exception class of Python that a description names: of an imported module, or a built-in one."""
+    """Return the exception class that a description names: of an imported module, or a built-in one."""
     module = sys.modules.get(str(described.get("module")))
     kind = getattr(module, str(described["name"]), None)
     if isinstance(kind, type) and issubclass(kind, BaseException):

@@ -11,7 +11,7 @@ import sys
 from rlplace.envs.text.code import confine
 from rlplace.envs.text.code.starter import start_answers
 
-# The judge itself may use so much more memory than the answer
+# Bytes of memory that the judge may use beyond the limit of the answer
 _OWN_BYTES = 1 << 30
 
 
@@ -42,7 +42,7 @@ def main() -> None:
     job = json.loads(sys.stdin.buffer.read())
     sys.stdin = open(os.devnull, encoding="utf-8")  # noqa: SIM115
     if job.get("layers"):
-        # No code runs: the report is the layers of an answer process
+        # No code is run: the report has the layers of confinement of an answer process
         socket.send_fds(here, [b"l"], [report])
         here.recv(4, socket.MSG_WAITALL)
     else:
@@ -56,16 +56,16 @@ def main() -> None:
 
 def _run(job: dict[str, object], control: socket.socket, report: int) -> None:
     """Run the checks of a job. `control`: socket to the starter. `report`: file descriptor for the results."""
-    from rlplace.envs.text.code.trial import Case
+    from rlplace.envs.text.code.trial import Trial
 
-    case = Case(str(job["code"]), control)
+    trial = Trial(str(job["code"]), control)
     checks = job["checks"]
     assert isinstance(checks, list)
     for number, check in enumerate(checks):
         try:
-            passed = case.passes(check)
-        except BaseException:  # noqa: BLE001  # a reply that is no value, a lost process: the check has failed
+            passed = trial.passes(check)
+        except BaseException:  # noqa: BLE001  # an invalid reply or a lost process: the check has failed
             passed = False
         result = "passed" if passed else "failed"
         os.write(report, f"{number} {result}\n".encode())
-    case.end()
+    trial.end()

@@ -69,7 +69,7 @@ def missing_layers() -> tuple[str, ...]:
 
 
 def _judged(job: Mapping[str, Any], timeout_s: float, memory_bytes: int) -> bytes:
-    """Run a judge process on a job, and return its report. Then all processes are dead."""
+    """Run a judge process on a job, and return its report. When this returns, all its processes have ended."""
     with _folder() as folder, tempfile.TemporaryFile() as given:
         given.write(json.dumps(job).encode("utf-8"))
         given.seek(0)
@@ -136,7 +136,7 @@ def _read(fd: int, timeout_s: float) -> bytes:
     `fd`: file descriptor of the pipe.
     """
     deadline = time.monotonic() + timeout_s
-    # Unlike select, poll takes file descriptors of any number
+    # `poll` accepts file descriptors above 1023, `select` does not
     waiting = select.poll()
     waiting.register(fd, select.POLLIN | select.POLLHUP)
     text = b""

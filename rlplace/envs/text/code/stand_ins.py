@@ -1,4 +1,4 @@
-"""Objects of the tests that stand for objects and classes of an answer. Each use is a request to the answer process."""
+"""Proxies in the judge process for objects and classes of an answer. Each use is a request to the answer process."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from typing import Any, Protocol
 
 # Special names that are attributes of the answer's object too
 _ATTRIBUTES = ("__name__", "__qualname__", "__doc__", "__wrapped__")
-# Operations whose right operand is what a test expects
+# Operations whose right operand is often the expected result
 _DIFFERENCES = ("sub", "xor")
 
 
-class Asks(Protocol):
-    """What stand-ins need of the judge."""
+class AnswerClient(Protocol):
+    """Sends requests to the answer process. The proxies use these methods; the judge has them."""
 
     def call(self, number: int, given: Any, named: dict[str, Any]) -> Any:
         """Call an object of the answer. `number`: number of the object in the answer process."""
@@ -23,11 +23,11 @@ class Asks(Protocol):
         ...
 
     def base(self, value: Remote) -> Any:
-        """Return the value that an instance of a subclass of a built-in type has now."""
+        """Return the present value of `value` as its built-in base type, such as the list of a subclass of list."""
         ...
 
-    def tests_class(self, kind: type) -> bool:
-        """Return whether the tests are about a class of the answer, since their text names this very class."""
+    def is_under_test(self, kind: type) -> bool:
+        """Return whether the source text of the test names this class of the answer."""
         ...
 
 
@@ -35,7 +35,7 @@ def _is_special(name: str) -> bool:
     return name.startswith("__") and name.endswith("__") and name not in _ATTRIBUTES
 
 
-def each(judge: Asks, number: int) -> Iterator[Any]:
+def each(judge: AnswerClient, number: int) -> Iterator[Any]:
     """Yield the items of an object of the answer. `number`: number of the object."""
     values = judge.do("iter", number)
     while True:
@@ -46,11 +46,11 @@ def each(judge: Asks, number: int) -> Iterator[Any]:
         yield value
 
 
-class Kind(type):
-    """The type of classes that stand for classes of the answer."""
+class RemoteClass(type):
+    """The metaclass of proxies for classes of the answer."""
 
     _remote_number: int
-    _remote_judge: Asks
+    _remote_judge: AnswerClient
 
     def __call__(cls, *given: Any, **named: Any) -> Any:
         if "_remote_number" not in cls.__dict__:
@@ -63,7 +63,7 @@ class Kind(type):
             raise AttributeError(name)
         return cls._remote_judge.do("get", number, name)
 
-    # Members of an enumeration
+    # The next three methods are for enumerations, whose members belong to the class
 
     def __getitem__(cls, key: Any) -> Any:
         return cls._remote_judge.do("getitem", cls._remote_number, key)
@@ -94,16 +94,19 @@ def _ordering(name: str) -> Callable[[Any, Any], Any]:
 
 
 def _arithmetic(name: str, *, right: bool = False) -> Callable[[Any, Any], Any]:
-    """Return an operation with two operands, which the answer process does for operands that tell nothing.
+    """Return the method of `Remote` for an operation with two operands.
 
-    What a test subtracts is what it expects, so the answer must not see it. `right`: whether the object is the right
-    operand.
+    The answer process computes the operation if the other operand is an object of the answer, or if the test names the
+    class of the object. A test may subtract the expected result, so for other operands, and for differences, only the
+    value of a built-in base type is used, in this process. `right`: whether the object is the right operand.
     """
     what = f"r:{name}" if right else name
     own = f"__r{name.rstrip('_')}__" if right else f"__{name.rstrip('_')}__"
 
     def operation(self: Remote, other: Any) -> Any:
-        named = name not in _DIFFERENCES and self._remote_judge.tests_class(type(self))
+        named = name not in _DIFFERENCES and self._remote_judge.is_under_test(
+            type(self)
+        )
         if isinstance(other, Remote) or named:
             return self._remote_judge.do(what, self._remote_id, other)
         return getattr(self._remote_base, own, lambda _: NotImplemented)(other)
@@ -111,15 +114,17 @@ def _arithmetic(name: str, *, right: bool = False) -> Callable[[Any, Any], Any]:
     return operation
 
 
-class Remote(metaclass=Kind):
-    """Stands for an object of the answer. Operations are requests to the answer process.
+class Remote(metaclass=RemoteClass):
+    """A proxy for an object of the answer. Operations are requests to the answer process.
 
-    A comparison with data of the tests is decided here, so that an object cannot claim to equal what a test expects.
+    A comparison with data of the tests is computed in this process. So the object cannot claim to equal an expected
+    result.
     """
 
-    _remote_judge: Asks
-    # Number of the object in the answer process; the value of a subclass of a built-in type
+    _remote_judge: AnswerClient
+    # Number of the object in the answer process
     _remote_id: int
+    # Value as the built-in base type, for an instance of a subclass of one; else None
     _remote_base: Any
 
     __abs__ = _one_operand("abs")
@@ -191,7 +196,7 @@ class Remote(metaclass=Kind):
         return int(self._remote_judge.do("hash", self._remote_id))
 
     def __contains__(self, item: object) -> bool:
-        if isinstance(item, Remote) or self._remote_judge.tests_class(type(self)):
+        if isinstance(item, Remote) or self._remote_judge.is_under_test(type(self)):
             return self._remote_judge.do("contains", self._remote_id, item) is True
         return any(item == part for part in self)
 

@@ -1,4 +1,7 @@
-"""The starter: forks confined answer processes for the judge. It is forked before the judge knows any test."""
+"""The starter: a process that forks confined answer processes for the judge.
+
+The judge forks the starter before it reads the tests, so no answer process has tests in its memory.
+"""
 
 from __future__ import annotations
 
@@ -14,10 +17,14 @@ from rlplace.envs.text.code import confine
 def start_answers(control: socket.socket, memory_bytes: int, cpu_s: float) -> None:
     """Start confined answer processes for the judge, one at a time, until the control socket closes.
 
-    A message is one byte, with file descriptors: `f` with a socket, for functions; `p` with standard input, standard
-    output and a file that has the code, for a program; `l` with a pipe, for the names of the layers. The reply is the
-    exit status of the process, as four bytes. `memory_bytes`, `cpu_s`: limits of memory and processor time of each
-    process.
+    A message of the judge is one byte, with file descriptors::
+
+        f    a socket: the process serves functions of the answer
+        p    standard input, standard output, a file with the code: the process runs the answer as a program
+        l    a pipe: the process writes the names of its layers of confinement
+
+    The reply is the exit status of the process, in four bytes. `memory_bytes`, `cpu_s`: limits of memory and processor
+    time of each process.
     """
     while True:
         message, fds, _, _ = socket.recv_fds(control, 1, 3)

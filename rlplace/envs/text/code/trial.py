@@ -1,4 +1,4 @@
-"""Runs the checks of a test: texts of Python, calls of functions, and programs with standard input and output."""
+"""Runs the checks of a test: Python source texts, calls of functions, and programs with standard input and output."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ from typing import Any
 
 from rlplace.envs.text.code import wire
 from rlplace.envs.text.code.judge import TESTS, Judge
-from rlplace.envs.text.code.offered import Text
+from rlplace.envs.text.code.names import TestSource
 
 _LONGEST_OUTPUT = 16 << 20
 _CHUNK = 1 << 16
 _NUMBER = re.compile(r"[+-]?\d+(\.\d*)?([eE][+-]?\d+)?")
-# Numbers that differ by so little are equal
+# Largest difference of numbers that count as equal
 _RELATIVE = 1e-6
 _ABSOLUTE = 1e-9
-# Functions of NumPy for which an empty array equals everything
+# Functions of NumPy that find an empty array equal to any array
 _OF_NUMPY = ("allclose", "isclose")
 _OF_NUMPY_TESTING = (
     "assert_allclose",
@@ -37,14 +37,14 @@ _OF_NUMPY_TESTING = (
     "assert_array_equal",
     "assert_equal",
 )
-# Mark of a module whose comparisons are strict
+# Attribute of a module whose comparisons were made strict
 _STRICT = "_rlplace_strict"
-# Name under which a text of tests calls `Judge.settle`
-_SETTLE = "__settle__"
+# Name of `Judge.apply_changes` in the namespace of a test
+_APPLY_CHANGES = "__apply_changes__"
 
 
-class Case:
-    """An answer's code and its checks. Starts answer processes through the starter."""
+class Trial:
+    """Runs checks on the code of one answer. The starter starts the answer processes."""
 
     def __init__(self, code: str, control: socket.socket) -> None:
         """`control`: socket to the starter."""
@@ -59,14 +59,14 @@ class Case:
         judge = self._running()
         if judge is None or judge.line.broken:
             return False
-        text = Text(str(check.get("text", "")))
-        names = judge.names(text, check.get("entry", ""))
-        _offer_as_modules(names, text)
+        source = TestSource(str(check.get("text", "")))
+        names = judge.names(source, check.get("entry", ""))
+        _make_importable(names, source)
         if check["kind"] == "call":
             passed = _call_passes(names, check)
         else:
-            passed = _text_passes({**names, _SETTLE: judge.settle}, check)
-        # An answer that has ended its process passes nothing, whatever a test catches
+            passed = _text_passes({**names, _APPLY_CHANGES: judge.apply_changes}, check)
+        # An answer that has ended its process passes no check, even if the test catches the exception
         return passed and not judge.line.broken
 
     def _running(self) -> Judge | None:
@@ -84,7 +84,7 @@ class Case:
         return self._judge
 
     def end(self) -> None:
-        """End the answer process that serves functions, since the starter has one process at a time."""
+        """End the answer process that serves functions. The starter can start the next process only then."""
         if self._judge is not None:
             self._judge.line.close()
             self._judge = None
@@ -109,15 +109,15 @@ class Case:
         return ended_well and equal_output(printed, check["stdout"])
 
 
-def _offer_as_modules(names: dict[str, Any], text: Text) -> None:
-    """Let tests import names of the answer from the modules that public tests import answers from.
+def _make_importable(names: dict[str, Any], source: TestSource) -> None:
+    """Make modules such as `solution`, from which tests import the names of the answer.
 
-    `from solution import *` does not replace what the tests import from elsewhere.
+    `from solution import *` leaves out the names that the test defines itself or imports from other modules.
     """
-    for name in text.answers:
+    for name in source.answers:
         module = ModuleType(name)
         module.__dict__.update(names)
-        module.__dict__["__all__"] = [each for each in names if each not in text.own]
+        module.__dict__["__all__"] = [each for each in names if each not in source.own]
         sys.modules[name] = module
 
 
@@ -135,9 +135,9 @@ def _read(fd: int) -> str:
 
 
 def equal_output(printed: str, expected: str) -> bool:
-    """Return whether two outputs have equal lines, but for blanks at the ends and digits after a decimal point.
+    """Return whether two outputs have equal lines. Blanks at the ends of lines do not count.
 
-    A number with a decimal point in the expected text may differ by a millionth.
+    A number that has a decimal point in the expected text may differ by a millionth.
     """
     lines = printed.rstrip().splitlines()
     wanted = expected.rstrip().splitlines()
@@ -203,7 +203,7 @@ def _equal(value: Any, expected: Any) -> bool:
 
 
 def _listed(value: Any) -> Any:
-    """Return a value as JSON would have it: with lists instead of tuples, and texts as keys."""
+    """Return a value in the form of JSON: tuples become lists, and keys become texts."""
     if isinstance(value, list | tuple):
         return [_listed(part) for part in value]
     if isinstance(value, dict):
@@ -214,45 +214,45 @@ def _listed(value: Any) -> Any:
 # ── texts of Python ──────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-class _Settling(ast.NodeTransformer):
-    """Puts a call of `Judge.settle` before each statement of a text, behind its imports."""
+class _WithChanges(ast.NodeTransformer):
+    """Inserts a call of `Judge.apply_changes` before each statement of a test, except imports and docstrings."""
 
     def generic_visit(self, node: ast.AST) -> ast.AST:
         super().generic_visit(node)
         for field in ("body", "orelse", "finalbody"):
             statements = getattr(node, field, None)
             if isinstance(statements, list) and not isinstance(node, ast.ClassDef):
-                setattr(node, field, list(self._settled(statements)))
+                setattr(node, field, list(self._with_calls(statements)))
         return node
 
-    def _settled(self, statements: list[ast.stmt]) -> Iterator[ast.stmt]:
+    def _with_calls(self, statements: list[ast.stmt]) -> Iterator[ast.stmt]:
         for number, statement in enumerate(statements):
             first = number == 0 and _is_text(statement)
             if not first and not isinstance(statement, ast.Import | ast.ImportFrom):
-                called = ast.Call(ast.Name(_SETTLE, ast.Load()), [], [])
+                called = ast.Call(ast.Name(_APPLY_CHANGES, ast.Load()), [], [])
                 yield ast.copy_location(ast.Expr(called), statement)
             yield statement
 
 
 def _is_text(statement: ast.stmt) -> bool:
-    """Return whether a statement is a text, as a docstring is."""
+    """Return whether a statement is a constant, such as a docstring."""
     if not isinstance(statement, ast.Expr):
         return False
     return isinstance(statement.value, ast.Constant)
 
 
 def _text_passes(names: dict[str, Any], check: dict[str, Any]) -> bool:
-    """Return whether a text of Python passes: the text itself, then a function or a method that it defines."""
-    # Last, so that no name of the answer replaces it
+    """Run the source text of a test, then the function or method that the check names. Return whether both pass."""
+    # `__builtins__` comes last, so that no name of the answer replaces it
     space: dict[str, Any] = {**names, "__name__": TESTS, "__builtins__": builtins}
     output = sys.stdout
     try:
         for text in (check.get("before", ""), check["text"]):
-            tree = ast.fix_missing_locations(_Settling().visit(ast.parse(text)))
-            _beware_of_empty_arrays(text)
+            tree = ast.fix_missing_locations(_WithChanges().visit(ast.parse(text)))
+            _make_comparisons_strict(text)
             exec(compile(tree, "<test>", "exec", dont_inherit=True), space)
         if check["kind"] == "check":
-            _ended(space["check"](_under_test(names, check["entry"])))
+            _finish(space["check"](_under_test(names, check["entry"])))
         elif check["kind"] == "function":
             _run_function(space, check["function"], check.get("of", ""))
         elif check["kind"] == "unittest":
@@ -264,8 +264,11 @@ def _text_passes(names: dict[str, Any], check: dict[str, Any]) -> bool:
     return True
 
 
-def _ended(result: Any) -> None:
-    """Wait for an async test function. Raises AssertionError for a generator, which has not run at all."""
+def _finish(result: Any) -> None:
+    """Finish a test function, given its result: await it if it is async.
+
+    Raises AssertionError if the function is a generator: then no line of it has run.
+    """
     if inspect.iscoroutine(result):
         asyncio.run(result)
     elif inspect.isgenerator(result) or inspect.isasyncgen(result):
@@ -279,17 +282,17 @@ def _run_function(space: dict[str, Any], name: str, of: str) -> None:
         getattr(space[of], "setup_class", lambda: None)()
     for given in _sets(function):
         if not of:
-            _ended(function(**given))
+            _finish(function(**given))
             continue
         one = space[of]()
         if hasattr(one, "setup_method"):
             takes = inspect.signature(one.setup_method).parameters
             one.setup_method(*[function][: len(takes)])
-        _ended(getattr(one, name)(**given))
+        _finish(getattr(one, name)(**given))
 
 
 def _sets(function: Any) -> Iterator[dict[str, Any]]:
-    """Yield the arguments of each case of a test function, by its parametrize marks; {} without marks."""
+    """Yield the keyword arguments of each case that the parametrize marks of a test function give; {} without marks."""
     sets: list[dict[str, Any]] = [{}]
     for mark in getattr(function, "pytestmark", []):
         if mark.name == "parametrize":
@@ -307,7 +310,7 @@ def _arguments(names: Any, values: Any) -> Iterator[dict[str, Any]]:
         keys = [key.strip() for key in names.split(",")]
     for value in values:
         case = value
-        # pytest.param
+        # An object that `pytest.param` has made
         if hasattr(value, "marks"):
             case = value.values
         elif len(keys) == 1:
@@ -331,10 +334,11 @@ def _run_method(kind: Any, name: str) -> bool:
     return result.testsRun == 1 and result.wasSuccessful() and not skipped
 
 
-def _beware_of_empty_arrays(text: str) -> None:
-    """Let comparisons of NumPy and pytest fail if only one of the two values is empty, which equals everything.
+def _make_comparisons_strict(text: str) -> None:
+    """Change comparisons of NumPy and pytest: they fail if only one of the two values is empty.
 
-    `text`: text of the tests. Libraries that it does not name are not imported.
+    Without the change, an empty array equals every value. `text`: source text of the test. A library that the text does
+    not name is not imported.
     """
     if "numpy" in text and not hasattr(sys.modules.get("numpy"), _STRICT):
         numpy: Any = importlib.import_module("numpy")
@@ -350,7 +354,7 @@ def _beware_of_empty_arrays(text: str) -> None:
 
 
 def _strict(compare: Callable[..., Any], size: Callable[[Any], int]) -> Any:
-    """Return a comparison that refuses two values of which only one is empty."""
+    """Return `compare` with a check before it: AssertionError if only one of the two values is empty."""
 
     def compared(one: Any, other: Any, *given: Any, **named: Any) -> Any:
         if (size(one) == 0) != (size(other) == 0):
@@ -361,7 +365,7 @@ def _strict(compare: Callable[..., Any], size: Callable[[Any], int]) -> Any:
 
 
 def _strict_approx(approx: Callable[..., Any]) -> Callable[..., Any]:
-    """Return `pytest.approx` for which an empty array equals no number."""
+    """Return `pytest.approx`, changed so that an empty array equals no number."""
 
     def strict(expected: Any, *given: Any, **named: Any) -> Any:
         made = approx(expected, *given, **named)

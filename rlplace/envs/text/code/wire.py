@@ -41,7 +41,7 @@ _MADE_DICTS: dict[str, type] = {
 _DATES = (datetime.datetime, datetime.date, datetime.time)
 
 
-# Operations that a stand-in has if the answer's class has them: they make an object an iterator, or give it a length
+# Operations that a proxy has only if the answer's class has them: they make an object an iterator, or give it a length
 OPTIONAL = ("__iter__", "__next__", "__len__")
 
 

@@ -1,7 +1,7 @@
-"""Decides which names of an answer a text of tests gets, and which names are Python's own.
+"""Decides for each name in a test whether it means an object of the answer or one of Python's libraries.
 
-A test trusts the functions with which it compares. So an answer must not bring `abs`, `isclose` or `assert_equal`
-along, unless such a function is what the test is about.
+A test trusts the functions with which it compares results. So an answer must not replace `abs`, `isclose` or
+`assert_equal`, unless the test is a test of this very function.
 """
 
 from __future__ import annotations
@@ -21,22 +21,22 @@ _COMPARISONS = re.compile(
     r"isclose|allclose|array_equal|approx|raises|eps|epsilon|tol|tolerance|delta",
     re.IGNORECASE,
 )
-# Names of functions that may judge what they are given
+# Names of functions that may check their arguments
 _ASSERTIONS = re.compile(r"(assert|expect|check|verify|test)\w*", re.IGNORECASE)
 _ALIASES = {"np": "numpy"}
-# Modules that tests may use without an import of their own, if the answer imports them
+# Modules that tests may use without an import statement, if the answer imports them
 _LIBRARIES = {*sys.stdlib_module_names, "numpy"}
-# Modules whose names tests use without an import of their own
+# Modules whose names tests may use without an import statement
 _COMMON = ("collections", "math", "itertools", "functools", "re", "string")
-# Modules under which tests import the answer's names
+# Names of modules from which tests import the answer's names
 AS_MODULES = ("solution", "answer", "main", "candidate", "submission")
 
 
-class Text:
-    """What a text of tests says about names."""
+class TestSource:
+    """The source text of a test: the names that it uses, calls, defines and imports."""
 
     def __init__(self, text: str) -> None:
-        """Read the text. `text`: source text of Python; "" for checks without one."""
+        """Parse the test. `text`: Python source text; "" for checks without one."""
         self.text = text
         nodes = list(ast.walk(ast.parse(text)))
         self._calls = [node for node in nodes if isinstance(node, ast.Call)]
@@ -45,8 +45,9 @@ class Text:
         self.called = {
             call.func.id for call in self._calls if isinstance(call.func, ast.Name)
         }
-        # Names that the text defines or imports, and names that it imports from the answer's module
+        # Names that the text defines, or imports from other modules than the answer's
         self.own: set[str] = set()
+        # Names of modules that mean the answer
         self.answers = set(AS_MODULES) | set(_unknown_modules(nodes))
         self._from_answer: set[str] = set()
         for node in nodes:
@@ -62,17 +63,19 @@ class Text:
             ):
                 self.own.add(node.name)
 
-    def offered(self, known: Collection[str], classes: Collection[str]) -> set[str]:
-        """Return the names of the answer that the tests get, of the `known` ones that its code has defined.
+    def names_of_answer(
+        self, known: Collection[str], classes: Collection[str]
+    ) -> set[str]:
+        """Return the names that mean objects of the answer.
 
-        `classes`: those of the names that are classes.
+        `known`: names that the answer's code has defined. `classes`: the names among them that are classes.
         """
         judging = set(self._judging(set(known) - set(classes)))
         found = set()
         for name in known:
             sole = self.words & set(known) == {name}
             if name in self._from_answer or sole:
-                # What the tests are about
+                # This is the function or class under test
                 found.add(name)
             elif not (
                 hasattr(builtins, name)
@@ -84,13 +87,13 @@ class Text:
         return found
 
     def _judging(self, functions: Collection[str]) -> Iterator[str]:
-        """Yield the names that the text uses to judge results of `functions`, such as `same` in `same(f(1), 2)`.
+        """Yield the names of functions that check results of `functions`, such as `same` in `same(f(1), 2)`.
 
-        A function under test is given plain values. A function that judges is given results of others, and its own
-        result is not used, or its name says so.
+        A function under test gets plain values. A function that checks gets results of other functions, and its own
+        result is not used, or its name begins like that of an assertion.
         """
         for node in self._calls:
-            # The name at the root of the called expression, and the name that says what it does
+            # In `check.that.equal(...)`, root is `check`, and named is `equal`
             root = _root(node.func)
             if root is None:
                 continue
@@ -108,7 +111,10 @@ class Text:
 
 
 def _unknown_modules(nodes: list[ast.AST]) -> Iterator[str]:
-    """Yield the modules of `from module import name` that nobody has: tests call the answer's module as they like."""
+    """Yield the modules in `from module import name` that are not installed.
+
+    Such a module means the answer, since each test has its own name for the answer's module.
+    """
     for node in nodes:
         if not isinstance(node, ast.ImportFrom) or node.level or not node.module:
             continue
@@ -124,7 +130,7 @@ def _root(node: ast.expr) -> str | None:
 
 
 def python_object(name: str) -> Any:
-    """Return the object of the standard library that tests mean by a name, such as `Counter`; None for other names."""
+    """Return the object of the standard library with this name, such as `Counter`; None if there is none."""
     for module in _COMMON:
         value = getattr(importlib.import_module(module), name, None)
         if value is not None and not isinstance(value, ModuleType):
@@ -133,9 +139,9 @@ def python_object(name: str) -> Any:
 
 
 def library(name: str, imported: str | None) -> ModuleType | None:
-    """Return the module that tests mean by a name of an answer; None if the name is of no known library.
+    """Return the library that a name in a test means, such as NumPy for `np`; None if it means no known library.
 
-    `imported`: name of the module that the answer has imported under this name; None if it is no module.
+    `imported`: the module that the answer has imported under this name; None if the name is not a module there.
     """
     module = imported or _ALIASES.get(name, name)
     if module not in _LIBRARIES:

@@ -85,8 +85,9 @@ class Spaces:
     `parts`: the entries in their order within a row; empty if the observation is a single array. Memory is not a part.
     `memory`: number of float32 values of the policy's memory.
     `chunk`: number of actions that are decided at once; if above 1, it is the first axis of `actions`.
-    `normalized`: whether the simulator normalizes by statistics of its own, see `Normalizing`.
-    `together`: number of neighbouring rows that are one environment, such as its agents; a simulator has whole ones.
+    `normalized`: whether the simulator normalizes with running statistics, see `Normalizing`.
+    `together`: number of neighbouring rows that belong to one environment, such as its agents. The number of rows of a
+    simulator is a multiple of it.
     """
 
     observation_shape: tuple[int, ...]
@@ -306,7 +307,7 @@ class Restorable(Protocol):
 
 @runtime_checkable
 class Normalizing(Restorable, Protocol):
-    """A simulator that may normalize by statistics of all its episodes, without which a policy does not work.
+    """A simulator that may normalize with running statistics over its episodes. The policy needs these statistics.
 
     `statistics`: the names of the statistics in `row_states`; empty if the simulator does not normalize.
     """
@@ -315,9 +316,9 @@ class Normalizing(Restorable, Protocol):
     def statistics(self) -> Collection[str]: ...
 
     def take_statistics(self, states: Sequence[Mapping[str, NDArray[Any]]]) -> bool:
-        """Give each row the statistics in a state of a row of the training, and keep these from changing.
+        """Set the statistics of each row to those in `states`, states of rows of the training, and stop their updates.
 
-        Return whether `states` has all the statistics. With fewer states than rows, the states are used again.
+        Return whether `states` has all the statistics. If there are fewer states than rows, states are used repeatedly.
         """
         ...
 

@@ -22,7 +22,7 @@ class EnvPoolAdapter:
     """The adapter to the library EnvPool. A simulator's id is one of `envpool.list_all_envs()`."""
 
     def check(self, config: SimulatorEnvConfig) -> Sequence[Problem]:
-        """Return a problem if there are wrappers, which EnvPool's batches have none of.
+        """Return a problem if the config has wrappers: EnvPool's environments take none.
 
         Only EnvPool knows its ids, and importing EnvPool takes seconds: `describe` reports problems of the id and the
         arguments.

@@ -115,7 +115,8 @@ class GymnasiumAdapter:
         from rlplace.envs.gymnasium_vector import GymnasiumVector
 
         with _library(config):
-            # Inside of wrappers, Gymnasium's own wrapper counts the steps; one of them may take several
+            # With wrappers, Gymnasium's `TimeLimit` inside them counts the steps: a wrapper may make several steps at
+            # once
             limit = None if config.wrappers else _limit(config)
             return GymnasiumVector(
                 [_make(config) for _ in range(rows)],
@@ -238,7 +239,7 @@ def _make(config: SimulatorEnvConfig) -> gymnasium.Env[Any, Any]:
     # Make the environment: a registered id, or a function
     env: gymnasium.Env[Any, Any]
     module, _, name = config.id.rpartition(":")
-    # Arguments of its own: an environment may change what it is given
+    # Copies of the arguments, since an environment may change them in place
     given = own_arguments(config.kwargs)
     if name in gymnasium.registry:
         # Wrappers of the library itself, such as ManiSkill's, may take -1 literally: give them the limit
@@ -261,7 +262,7 @@ def _make(config: SimulatorEnvConfig) -> gymnasium.Env[Any, Any]:
             env = TimeLimit(env, config.max_episode_steps)
     from rlplace.envs.layers import with_own_rewards
 
-    # Returns are of these rewards, whatever wrappers make of them
+    # `env/return` is the sum of these rewards, even if wrappers change rewards
     env = with_own_rewards(env, outside=bool(config.wrappers))
     # Put it into its wrappers, the first one innermost
     for at, wrapper in enumerate(config.wrappers):
@@ -355,7 +356,7 @@ def _id_problems(name: str) -> Sequence[Problem]:
     """Return the problems of a simulator's id: its module cannot be imported, or the id is not registered."""
     import gymnasium
 
-    # Environments of PettingZoo have an adapter of their own
+    # PettingZoo's environments have another adapter
     if name.partition(".")[0] == "pettingzoo":
         found = problem(
             "unknown-simulator",
@@ -471,11 +472,11 @@ def spaces_of(
     arrays: str | None = None,
     together: int = 1,
 ) -> Spaces:
-    """Return Gymnasium's observation space `seen` and action space `taken` as `Spaces`.
+    """Convert Gymnasium's observation space `seen` and action space `taken` to `Spaces`.
 
-    `arrays`: None if observations may be Dicts or Tuples; else they must be single arrays, and the text is the fix to
-    propose for another space. `together`: number of rows that are one environment. Raises ConfigError for kinds of
-    spaces that policies here cannot handle.
+    `arrays`: None if observations may be Dicts or Tuples. Otherwise observations must be single arrays, and `arrays` is
+    the fix that the error proposes for another space. `together`: number of rows of one environment. Raises ConfigError
+    for spaces that the policies of rlplace cannot handle.
     """
     from gymnasium.spaces import Box, Discrete, MultiBinary, MultiDiscrete
 

@@ -25,8 +25,8 @@ from rlplace.errors import SimulatorError
 if TYPE_CHECKING:
     import gymnasium
 
-    from rlplace.envs.kept_numbers import Taken
-    from rlplace.envs.precision import Lost
+    from rlplace.envs.kept_numbers import NumbersRemark
+    from rlplace.envs.precision import EqualPair
 
 _LOG = logging.getLogger(__name__)
 _KEY = "env.id"
@@ -46,7 +46,7 @@ class Results:
     def __init__(self, name: str) -> None:
         self.name = name
         self.remarks: list[str] = []
-        # Names of the texts that were told once for all
+        # Kinds of remarks that were added, and that are not added again
         self._kinds: set[str] = set()
 
     def remark(self, error: str, got: str, **facts: Any) -> None:
@@ -65,18 +65,18 @@ class Results:
             _LOG.warning("%s", text)
 
     def remark_of_kind(self, error: str, got: str, **facts: Any) -> None:
-        """Add a remark as `remark` does, unless there is one of the same texts."""
+        """Add a remark as `remark` does, but only one for each `error`, whatever its values are."""
         if error not in self._kinds:
             self._kinds.add(error)
             self.remark(error, got, **facts)
 
-    def taken(self, taken: Sequence[Taken]) -> None:
-        """Add a remark for each wrapper whose numbers begin anew, or go on from those of the training."""
-        for wrapper, how in taken:
+    def add_numbers(self, remarks: Sequence[NumbersRemark]) -> None:
+        """Add the remarks about wrappers whose numbers start again or continue to change."""
+        for wrapper, how in remarks:
             self.remark(how, wrapper)
 
-    def lost(self, lost: Lost | None) -> None:
-        """Add a remark that two values of a number are equal as float32. `lost`: None: there are none."""
+    def lost(self, lost: EqualPair | None) -> None:
+        """Add a remark about two different values that are equal as float32. `lost`: the values; None: no remark."""
         if lost is None:
             return
         first, second = (f"{number:.12g}" for number in (lost.first, lost.second))

@@ -1,13 +1,13 @@
 """Save and restore the state of a Gymnasium environment in the middle of an episode, as named arrays.
 
-MuJoCo and classic control are restored bit for bit, and so are custom environments with two methods::
+MuJoCo and classic control are restored bit for bit. So is a custom environment that has two methods::
 
     def checkpoint_state(self) -> dict[str, NumPy array or number]: ...
     def restore_state(self, state: dict[str, NumPy array]) -> None: ...      # after a reset
 
-Random numbers (`self.np_random`) are restored in any case, and so are the statistics of `NormalizeObservation` and
-`NormalizeReward` of Gymnasium, which outlast episodes. So are the steps that `TimeLimit` has counted. A custom wrapper
-with a state needs the two methods too, for itself and for everything it wraps.
+Three things are restored for every environment: random numbers (`self.np_random`), the statistics of Gymnasium's
+`NormalizeObservation` and `NormalizeReward`, and the steps that `TimeLimit` has counted. A custom wrapper with a state
+needs the two methods too. They then save and restore the wrapper and the environment inside it.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def state_of(env: gymnasium.Env[Any, Any]) -> dict[str, NDArray[Any]]:
     If the environment cannot give its state, return only the state of its random numbers.
     """
     # Gymnasium's own generator is a PCG64
-    layer = _teller(env)
+    layer = _stateful_layer(env)
     state = dict[str, NDArray[Any]]()
     bits = env.unwrapped.np_random.bit_generator
     if isinstance(bits, np.random.PCG64):
@@ -74,7 +74,7 @@ def restore(env: gymnasium.Env[Any, Any], state: Mapping[str, NDArray[Any]]) -> 
 
     Return True if the episode was restored, False if only the random numbers were.
     """
-    layer = _teller(env)
+    layer = _stateful_layer(env)
     _set_statistics(env, state)
     if _RANDOM in state:
         env.unwrapped.np_random.bit_generator.state = json.loads(state[_RANDOM].item())
@@ -96,7 +96,7 @@ def restore(env: gymnasium.Env[Any, Any], state: Mapping[str, NDArray[Any]]) -> 
         layer.state = state["classic_control"].copy()
     else:
         return False
-    # An older checkpoint has no steps of time limits, but those of the episode
+    # An older checkpoint has no steps of `TimeLimit`; the steps of the episode take their place
     for number, limit in enumerate(_time_limits(env)):
         elapsed = state.get(f"{_ELAPSED}{number}", state.get("length", 0))
         limit._elapsed_steps = int(elapsed)
@@ -107,16 +107,16 @@ def restore(env: gymnasium.Env[Any, Any], state: Mapping[str, NDArray[Any]]) -> 
 
 
 def statistics_of(env: gymnasium.Env[Any, Any]) -> frozenset[str]:
-    """Return the names in a state of the statistics by which wrappers of Gymnasium around `env` normalize."""
+    """Return the names in a state of the statistics of Gymnasium's normalizing wrappers around `env`."""
     return frozenset(_STATISTICS + name for name in _statistics_of(env))
 
 
 def freeze_statistics(
     env: gymnasium.Env[Any, Any], state: Mapping[str, NDArray[Any]]
 ) -> bool:
-    """Give the wrappers of `env` the statistics in a state, and keep these from changing.
+    """Set the statistics of the wrappers of `env` to those in `state`, and stop their updates.
 
-    Return whether the state has all the statistics; without them nothing is changed.
+    Return whether `state` has all the statistics. If it has not, nothing is changed.
     """
     if not statistics_of(env) <= state.keys():
         return False
@@ -127,10 +127,10 @@ def freeze_statistics(
 
 
 def _normalizing(env: gymnasium.Env[Any, Any]) -> Iterator[tuple[Any, str, str]]:
-    """Yield (wrapper, attribute with its statistics, their name in a state) of each normalizing wrapper of Gymnasium.
+    """Yield (wrapper, attribute, name in a state) for the statistics of each normalizing wrapper of Gymnasium.
 
-    The outermost wrapper comes first. A name is the attribute and its number among equal ones, so that statistics of
-    observations never become those of rewards.
+    The outermost wrapper comes first. The name consists of the attribute and a number among attributes with the same
+    name. So statistics of observations and of rewards cannot be exchanged.
     """
     found = Counter[str]()
     layer: Any = env
@@ -144,7 +144,7 @@ def _normalizing(env: gymnasium.Env[Any, Any]) -> Iterator[tuple[Any, str, str]]
 
 
 def _has_statistics(kind: type) -> bool:
-    """Return whether a class of wrappers is a normalizing one of Gymnasium, or derived from one."""
+    """Return whether a class is a normalizing wrapper of Gymnasium, or derived from one."""
     return any(
         base.__module__.startswith("gymnasium.wrappers.")
         and "update_running_mean" in vars(base)
@@ -167,7 +167,7 @@ def _statistics_of(env: gymnasium.Env[Any, Any]) -> dict[str, NDArray[Any]]:
 def _set_statistics(
     env: gymnasium.Env[Any, Any], state: Mapping[str, NDArray[Any]]
 ) -> None:
-    """Give all wrappers the statistics in a state, as far as it has them."""
+    """Set the statistics of each wrapper to those in `state`, if `state` has them."""
     for wrapper, attribute, name in _normalizing(env):
         name = _STATISTICS + name
         if f"{name}mean" not in state:
@@ -184,7 +184,7 @@ def _set_statistics(
 
 
 def _time_limits(env: gymnasium.Env[Any, Any]) -> Iterator[Any]:
-    """Yield each wrapper TimeLimit of Gymnasium around `env`, the outermost first."""
+    """Yield each `TimeLimit` wrapper of Gymnasium around `env`, the outermost first."""
     from gymnasium.wrappers import TimeLimit
 
     layer: Any = env
@@ -197,10 +197,10 @@ def _time_limits(env: gymnasium.Env[Any, Any]) -> Iterator[Any]:
 # ── layers ───────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def _teller(env: gymnasium.Env[Any, Any]) -> Any:
-    """Return the inner environment that can give its state.
+def _stateful_layer(env: gymnasium.Env[Any, Any]) -> Any:
+    """Return the environment without its outer wrappers of Gymnasium and rlplace that need no saving here.
 
-    Outer wrappers that are known to have no state, or none but their statistics and counted steps, are removed.
+    These wrappers have no state, or only statistics and counted steps, which other functions save.
     """
     from gymnasium import wrappers
 

@@ -65,11 +65,11 @@ class GymnasiumVector:
         for env in envs:
             check_below_wrappers(env, self._results)
         self._steps = [env.step for env in envs]
-        # Numbers of the user's wrappers, and whether an evaluation keeps some of them from changing
+        # Numbers in the user's wrappers, and whether an evaluation has fixed some of them
         self._numbers = [KeptNumbers(env) for env in envs]
-        self._keeps = False
-        # Whether an evaluation has no numbers of the training for them, which is said if they change
-        self._lacks = False
+        self._has_fixed = False
+        # Whether an evaluation lacks the numbers of the training. If the numbers change, a remark is added
+        self._lacks_numbers = False
         # Returns are of the environments' own rewards, learning is by those of their wrappers; None: they are the same
         self._own_rewards = [each for env in envs if (each := own_rewards(env))] or None
         encoding = encoding_of(envs[0].observation_space)
@@ -82,7 +82,7 @@ class GymnasiumVector:
         # Bounds of the observations' numbers, and the step of the next comparison with them
         self._bounds_seen = Bounds(encoding.low, encoding.high)
         self._looks_at = 0
-        # Looks for numbers that float32 does not tell apart, in a few steps
+        # Finds different numbers that are equal as float32, in a few steps
         self._precision = Precision(encoding)
         # Type of the latest observations: others of the same type and shape need no other check
         self._kind = self._dtype
@@ -146,17 +146,17 @@ class GymnasiumVector:
         self._clock += 1
         clock = self._clock
         limit = self._limit
-        # Whether all rows are checked: in the first step, or where an episode may be at its time limit
-        if self._keeps:
+        if self._has_fixed:
             for kept in self._numbers:
-                kept.keep()
+                kept.put_back_fixed()
+        # Whether all rows are checked: in the first step, or where an episode may be at its time limit
         due = clock == 1 or min(begins) <= clock - limit
         own = self._own_rewards
         # Observations are read one by one if they are no arrays, or if others may write into these arrays
         read = self._encode
         if read is None and self._shares is not False:
             read = self._copied
-        # The numbers of each row before they are float32, in some steps
+        # The numbers of each row before conversion to float32; collected in a few steps only
         exact: list[Any] = []
         if clock >= self._precision.looks_at:
             read = self._kept(exact, read)
@@ -257,7 +257,7 @@ class GymnasiumVector:
         for row, (env, state) in enumerate(zip(self._envs, states, strict=True)):
             self._returns[row] = 0.0
             self._begins[row] = self._clock
-            self._results.taken(self._numbers[row].restore(state))
+            self._results.add_numbers(self._numbers[row].restore(state))
             if restore(env, state):
                 self._returns[row] = float(state["return"])
                 self._begins[row] = self._clock - int(state["length"])
@@ -273,9 +273,11 @@ class GymnasiumVector:
         """
         rows = zip(self._numbers, itertools.cycle(states or [{}]), strict=False)
         for kept, state in rows:
-            self._results.taken(kept.fix(state))
-        self._lacks = not any(name.startswith(KEPT) for each in states for name in each)
-        self._keeps = any(kept.are_fixed for kept in self._numbers)
+            self._results.add_numbers(kept.fix(state))
+        self._lacks_numbers = not any(
+            name.startswith(KEPT) for each in states for name in each
+        )
+        self._has_fixed = any(kept.has_fixed for kept in self._numbers)
         if not states:
             return False
         shipped = zip(self._envs, itertools.cycle(states), strict=False)
@@ -283,7 +285,7 @@ class GymnasiumVector:
 
     @property
     def statistics(self) -> frozenset[str]:
-        """Names in `row_states` of the statistics by which wrappers normalize; a policy does not work without them."""
+        """Names in `row_states` of the statistics with which wrappers normalize. A policy needs these statistics."""
         return statistics_of(self._envs[0])
 
     @property
@@ -328,9 +330,9 @@ class GymnasiumVector:
     def _kept(
         self, exact: list[Any], read: Callable[[Any], Any] | None
     ) -> Callable[[Any], Any]:
-        """Return a function that reads an observation like `read`, and adds its numbers in their own type to `exact`.
+        """Return a function that reads an observation like `read`, and appends its exact numbers to `exact`.
 
-        `read`: None: observations stay as they are.
+        `read`: None if observations need no conversion.
         """
 
         def keep(shown: Any) -> Any:
@@ -368,16 +370,16 @@ class GymnasiumVector:
         The first observations and the first step are compared, then a step in 64: in each step it would take time. The
         first remark is the last one.
         """
-        if self._lacks and self._clock:
-            self._results.taken(self._numbers[0].begun_anew())
-            self._lacks = False
+        if self._lacks_numbers and self._clock:
+            self._results.add_numbers(self._numbers[0].remarks_of_changed())
+            self._lacks_numbers = False
         outside = self._bounds_seen.outside(observations)
         self._looks_at = self._clock + _LOOK_EVERY
         if self._clock == 0:
             self._looks_at = 1
         if outside is not None:
             number, low, high = outside
-            self._looks_at = 1 if self._lacks else sys.maxsize
+            self._looks_at = 1 if self._lacks_numbers else sys.maxsize
             self._results.remark_of_kind(
                 "outside", f"{number:g}", low=f"{low:g}", high=f"{high:g}"
             )

@@ -1,13 +1,13 @@
-"""Saves and restores the numbers by which a user's wrappers normalize, as far as they can be recognised.
+"""Saves and restores running statistics in a user's wrappers, as far as the statistics can be recognised.
 
 ::
 
     class OwnNorm(ObservationWrapper):
-        self.obs_rms = Running()              an object with a mean and a var, std or M2: statistics for certain
-        self.n, self.m, self.v = ...          plain numbers that change with steps: may be statistics
-        self.seen = [...]                     a list: its numbers are not saved, and so no plain number beside it
+        self.obs_rms = Running()              an object with a mean and a var, std or M2: certainly statistics
+        self.n, self.m, self.v = ...          plain numbers that change with steps: perhaps statistics
+        self.seen = [...]                     a list: it is not saved; then the plain numbers are not saved either
 
-Statistics for certain can be kept from changing. The others go on from the numbers of the training.
+An evaluation uses certain statistics unchanged. Other numbers continue to change from their values in the training.
 """
 
 from __future__ import annotations
@@ -22,29 +22,32 @@ from numpy.typing import NDArray
 
 from rlplace.envs.layers import wrappers_of
 
-# First part of the names in a state
+# Prefix of the names in a state
 KEPT = "kept."
 _UNSAVED = "unsaved"
-# Kinds of NumPy that are numbers
+# NumPy's kinds of dtypes that are numbers
 _NUMBERS = "iuf"
 # Attributes of running statistics besides `mean`
 _SPREADS = ("var", "variance", "std", "M2", "m2")
-# Attributes of Gymnasium's wrappers, and their statistics, which are saved elsewhere
+# Attributes of Gymnasium's wrappers; `gymnasium_state` saves their statistics
 _OF_GYMNASIUM = frozenset(("_saved_kwargs", "obs_rms", "return_rms"))
 _State = Mapping[str, NDArray[Any]]
 
 
-class Taken(NamedTuple):
-    """What became of the numbers of a wrapper: they go on from those of a training, or begin anew."""
+class NumbersRemark(NamedTuple):
+    """A remark about the numbers of one wrapper.
+
+    `how`: "goes-on": they continue to change from their values in the training. "begins-anew": they start again.
+    """
 
     wrapper: str
     how: Literal["goes-on", "begins-anew"]
 
 
-class _Holder(NamedTuple):
-    """Attributes of a wrapper, or of an object with running statistics that it has.
+class _Attributes(NamedTuple):
+    """Attributes of a wrapper, or of an object with running statistics inside the wrapper.
 
-    `name`: first part of the names of its numbers in a state. `certain`: whether these are statistics for certain.
+    `name`: prefix of the names of these numbers in a state. `certain`: whether the numbers are certainly statistics.
     """
 
     name: str
@@ -53,14 +56,14 @@ class _Holder(NamedTuple):
 
 
 class KeptNumbers:
-    """The numbers of the user's wrappers around one environment. To be made before the environment is reset."""
+    """The numbers in the user's wrappers around one environment. Create this object before the first reset."""
 
     def __init__(self, env: gymnasium.Env[Any, Any]) -> None:
         self._layers = [
             wrapper for wrapper in wrappers_of(env) if _is_of_user(type(wrapper))
         ]
         self._first = [_numbers_of(layer, number) for number, layer in self._numbered]
-        # Statistics that may not change
+        # Statistics that must not change: name -> value
         self._fixed: dict[str, NDArray[Any]] = {}
 
     @property
@@ -68,7 +71,7 @@ class KeptNumbers:
         return list(enumerate(self._layers))
 
     def state(self) -> dict[str, NDArray[Any]]:
-        """Return the statistics, and the plain numbers that have changed since the wrappers were made, by name."""
+        """Return name -> value of the statistics, and of plain numbers that have changed since `__init__`."""
         state: dict[str, NDArray[Any]] = {}
         for (number, layer), first in zip(self._numbered, self._first, strict=True):
             certain = _certain(layer, number)
@@ -82,25 +85,25 @@ class KeptNumbers:
                     state[f"{KEPT}{number}.{_UNSAVED}"] = np.array(1)
         return state
 
-    def restore(self, state: _State) -> list[Taken]:
-        """Give the wrappers their numbers in a state of `state`; return what is to be said of each wrapper."""
-        return self._take(state, fix=False)
+    def restore(self, state: _State) -> list[NumbersRemark]:
+        """Set the numbers of the wrappers to those in `state`. Return remarks about wrappers that miss some of them."""
+        return self._restore(state, fix=False)
 
-    def fix(self, state: _State) -> list[Taken]:
-        """Give the wrappers the numbers of a training, and keep statistics from changing, see `keep`.
+    def fix(self, state: _State) -> list[NumbersRemark]:
+        """Set the numbers of the wrappers to those of a training, and fix the certain statistics, see `put_back_fixed`.
 
-        Return what is to be said of each wrapper.
+        Return remarks about wrappers that miss some numbers, or whose numbers continue to change.
         """
-        return self._take(state, fix=True)
+        return self._restore(state, fix=True)
 
-    def keep(self) -> None:
-        """Put statistics back that may not change. To be called before each step."""
+    def put_back_fixed(self) -> None:
+        """Set the fixed statistics to their values again. Call this before each step."""
         if self._fixed:
             self._set(self._fixed)
 
-    def begun_anew(self) -> list[Taken]:
-        """Return what is to be said of each wrapper whose plain numbers have changed since it was made."""
-        found: list[Taken] = []
+    def remarks_of_changed(self) -> list[NumbersRemark]:
+        """Return a remark for each wrapper whose plain numbers have changed since this object was created."""
+        found: list[NumbersRemark] = []
         for (number, layer), first in zip(self._numbered, self._first, strict=True):
             certain = _certain(layer, number)
             changed = [
@@ -110,17 +113,17 @@ class KeptNumbers:
                 if name not in first or not _equal(first[name], value)
             ]
             if changed:
-                found.append(Taken(type(layer).__name__, "begins-anew"))
+                found.append(NumbersRemark(type(layer).__name__, "begins-anew"))
         return found
 
     @property
-    def are_fixed(self) -> bool:
-        """Whether there are statistics that may not change."""
+    def has_fixed(self) -> bool:
+        """Whether there are fixed statistics."""
         return bool(self._fixed)
 
-    def _take(self, state: _State, *, fix: bool) -> list[Taken]:
+    def _restore(self, state: _State, *, fix: bool) -> list[NumbersRemark]:
         self._set(state)
-        taken: list[Taken] = []
+        taken: list[NumbersRemark] = []
         for number, layer in self._numbered:
             wrapper = type(layer).__name__
             prefix = f"{KEPT}{number}."
@@ -128,55 +131,55 @@ class KeptNumbers:
             certain = _certain(layer, number)
             unsaved = f"{prefix}{_UNSAVED}" in found
             if unsaved or not certain <= found:
-                taken.append(Taken(wrapper, "begins-anew"))
+                taken.append(NumbersRemark(wrapper, "begins-anew"))
             elif fix and found - certain:
-                taken.append(Taken(wrapper, "goes-on"))
+                taken.append(NumbersRemark(wrapper, "goes-on"))
             if fix:
                 self._fixed |= {name: state[name] for name in certain & found}
         return taken
 
     def _set(self, state: _State) -> None:
-        """Give all attributes their numbers in a state, as far as it has them."""
+        """Set each attribute whose number is in `state` to this number."""
         for number, layer in self._numbered:
             for holder in _holders(layer, number):
-                for name, key in _named(holder).items():
+                for name, key in _names_in(holder).items():
                     if name in state:
                         before = holder.attributes[key]
                         holder.attributes[key] = _like(before, state[name])
 
 
 def _is_of_user(kind: type) -> bool:
-    """Return whether a class of wrappers is neither of Gymnasium nor of rlplace."""
+    """Return whether the user has written a class of wrappers: it comes neither from Gymnasium nor from rlplace."""
     return not kind.__module__.startswith(("gymnasium.", "rlplace.envs."))
 
 
-def _holders(layer: Any, number: int) -> Iterator[_Holder]:
-    """Yield the attributes of wrapper `number`, and those of each object with running statistics that it has."""
+def _holders(layer: Any, number: int) -> Iterator[_Attributes]:
+    """Yield the attributes of wrapper `number`, and those of each object with running statistics inside the wrapper."""
     prefix = f"{KEPT}{number}."
-    yield _Holder(prefix, vars(layer), certain=False)
+    yield _Attributes(prefix, vars(layer), certain=False)
     for name, value in vars(layer).items():
         if name in _OF_GYMNASIUM and _is_normalizing(type(layer)):
             continue
-        # One object, or one for each entry of an observation
+        # The statistics are one object, or a dict with one object for each entry of an observation
         entries = {"": value}
         if isinstance(value, dict):
             entries = {f"{key}.": entry for key, entry in value.items()}
         for key, entry in entries.items():
             if _is_running(entry):
-                yield _Holder(f"{prefix}{name}.{key}", vars(entry), certain=True)
+                yield _Attributes(f"{prefix}{name}.{key}", vars(entry), certain=True)
 
 
 def _certain(layer: Any, number: int) -> set[str]:
-    """Return the names of the numbers of wrapper `number` that are statistics for certain."""
+    """Return the names of the numbers of wrapper `number` that are certainly statistics."""
     found: set[str] = set()
     for holder in _holders(layer, number):
         if holder.certain:
-            found.update(_named(holder))
+            found.update(_names_in(holder))
     return found
 
 
 def _is_normalizing(kind: type) -> bool:
-    """Return whether a class is derived from a normalizing wrapper of Gymnasium. Its statistics are saved elsewhere."""
+    """Return whether a class is derived from a normalizing wrapper of Gymnasium; `gymnasium_state` saves those."""
     return any("update_running_mean" in vars(base) for base in kind.__mro__)
 
 
@@ -189,8 +192,8 @@ def _is_running(value: Any) -> bool:
     return _is_number(attributes.get("mean")) and bool(spreads)
 
 
-def _named(holder: _Holder) -> dict[str, str]:
-    """Return name in a state -> attribute, for each number of a holder."""
+def _names_in(holder: _Attributes) -> dict[str, str]:
+    """Return name in a state -> attribute, for each attribute that is a number."""
     return {
         f"{holder.name}{key}": key
         for key, value in holder.attributes.items()
@@ -202,7 +205,7 @@ def _numbers_of(layer: Any, number: int) -> dict[str, NDArray[Any]]:
     """Return all numbers of wrapper `number` as new arrays, by their names in a state."""
     found: dict[str, NDArray[Any]] = {}
     for holder in _holders(layer, number):
-        for name, key in _named(holder).items():
+        for name, key in _names_in(holder).items():
             found[name] = np.array(holder.attributes[key])
     return found
 
@@ -214,7 +217,7 @@ def _is_number(value: Any) -> bool:
 
 
 def _has_lists(layer: Any) -> bool:
-    """Return whether a wrapper has something in a list or a mapping, which is not saved."""
+    """Return whether a wrapper has a list or a mapping that is not empty. Their content is not saved."""
     return any(
         isinstance(value, list | dict | set | deque) and len(value) > 0
         for name, value in vars(layer).items()
@@ -223,7 +226,7 @@ def _has_lists(layer: Any) -> bool:
 
 
 def _like(before: Any, value: NDArray[Any]) -> Any:
-    """Return a number of a state as the type of the attribute's present value."""
+    """Return a number of a state in the type of `before`, the attribute's present value."""
     if isinstance(before, np.ndarray):
         return value.astype(before.dtype)
     if isinstance(before, np.number):

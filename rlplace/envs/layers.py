@@ -1,12 +1,12 @@
-"""Layers between an environment and its wrappers, and below them: they pass everything on, and look at it.
+"""Wrappers that change nothing, and that are put between an environment and the wrappers around it.
 
-One remembers the environment's own rewards, the other checks its observations before a wrapper reads them::
+`OwnRewards` records the environment's own rewards. `InnerCheck` checks observations before a wrapper reads them::
 
-    NormalizeObservation          reads what its space says
-      └─ InnerCheck               refuses an observation that is not in that space
+    NormalizeObservation          expects observations in the space of the environment below
+    └─ InnerCheck               refuses an observation that is not in that space
            └─ the user's environment
 
-Without the check, a wrapper makes a value of a wrong one that is in the wrapper's own space.
+Without the check, a wrapper would turn a wrong observation into one that is valid in the wrapper's own space.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _Wrapper = gymnasium.Wrapper[Any, Any, Any, Any]
 _STEP = "step()"
 _RESET = "reset()"
 _VALUES_OF_STEP = 5
-# Wrappers of Gymnasium whose observations are those of the environment below
+# Wrappers of Gymnasium that do not change observations
 _PASSING = (
     wrappers.Autoreset,
     wrappers.HumanRendering,
@@ -38,7 +38,7 @@ _PASSING = (
     wrappers.RenderCollection,
     wrappers.TimeLimit,
 )
-# Wrappers of Gymnasium that may be there to mend an observation, or that leave parts of it out
+# Wrappers of Gymnasium that may correct an invalid observation, or that leave out parts of it
 _MENDING = (
     wrappers.AddRenderObservation,
     wrappers.FilterObservation,
@@ -47,9 +47,9 @@ _MENDING = (
 
 
 class Layer(gymnasium.Wrapper[Any, Any, Any, Any]):
-    """A wrapper that changes nothing. Its attributes are those of the environment below, for reading and writing.
+    """A wrapper that changes nothing. Reading and writing an attribute goes to the environment below.
 
-    So a user's wrapper finds in `self.env` what it would find without the layer.
+    So a user's wrapper can use `self.env` as if the layer were not there.
     """
 
     # Attributes of the layer itself
@@ -58,7 +58,7 @@ class Layer(gymnasium.Wrapper[Any, Any, Any, Any]):
     )
 
     def __getattr__(self, name: str) -> Any:
-        # Copying asks for methods before there is an `env`
+        # `copy` looks up methods before the attribute `env` exists
         if name in self._OWN or name.startswith("__"):
             raise AttributeError(name)
         return getattr(self.env, name)
@@ -75,7 +75,7 @@ class Layer(gymnasium.Wrapper[Any, Any, Any, Any]):
 
 
 class OwnRewards(Layer):
-    """A layer that remembers the rewards of the environment itself, below all wrappers that change them."""
+    """A layer that records the environment's own rewards, below all wrappers that change rewards."""
 
     _OWN = Layer._OWN | {"_rewards"}
 
@@ -84,13 +84,13 @@ class OwnRewards(Layer):
         self._rewards: list[Any] = []
 
     def step(self, action: Any) -> Any:
-        """Step the environment, and remember the reward."""
+        """Step the environment, and record the reward."""
         result = self.env.step(action)
         self._rewards.append(result[1])
         return result
 
     def take(self) -> list[Any]:
-        """Return the rewards since the last call. Wrappers outside may take several steps in one."""
+        """Return the rewards since the last call. They are several if an outer wrapper makes several steps at once."""
         rewards = self._rewards
         self._rewards = []
         return rewards
@@ -111,7 +111,8 @@ class InnerCheck(Layer):
     ) -> None:
         """`read`: reads an observation of `env`.
 
-        `wrapper`: name of a wrapper that may mend observations, so that a wrong one is only told; None: it is refused.
+        `wrapper`: name of the wrapper outside, if it may correct invalid observations: then an invalid observation only
+        leads to a remark. None: an invalid observation raises SimulatorError.
         """
         super().__init__(env)
         self._results = results
@@ -133,20 +134,23 @@ class InnerCheck(Layer):
         if isinstance(made, tuple) and len(made) == _VALUES_OF_STEP:
             self._check(made[0], _STEP)
         elif self._wrapper is None:
-            # The four values of the old interface become five, which wrappers know
+            # Convert the four values of the old interface to the five that wrappers expect
             made = (*self._results.values(made), made[3])
             self._check(made[0], _STEP)
         return made
 
     def _check(self, shown: Any, method: str) -> None:
-        """Raise SimulatorError, or tell it, if an observation is not in its space. `method`: what returned it."""
+        """Raise SimulatorError or add a remark if an observation is not in its space.
+
+        `shown`: the observation. `method`: the method that returned it.
+        """
         try:
             self._read(shown)
         except Unfit as unfit:
             if self._wrapper is None:
                 raise self._results.refused(unfit, method) from None
             expected = unfit.facts.get("expected")
-            # An environment that is mended in each step is told once
+            # Add only one remark, even if every observation is invalid
             self._results.remark_of_kind(
                 "below-wrapper",
                 unfit.got,
@@ -157,13 +161,14 @@ class InnerCheck(Layer):
 
 
 def check_below_wrappers(env: gymnasium.Env[Any, Any], results: Results) -> None:
-    """Put a check below each wrapper that reads the observations of code that is not Gymnasium's.
+    """Insert an `InnerCheck` below each wrapper that reads observations from code outside Gymnasium.
 
-    Gymnasium's wrappers read what the space below them declares, so anything else is refused. A user's wrapper may be
-    there to mend what is below it: for this the run says it once. `results`: refuses, and takes the remarks.
+    Gymnasium's wrappers expect observations in the declared space, so an invalid observation raises SimulatorError. A
+    user's wrapper may correct observations, so an invalid observation leads to one remark. `results`: makes the errors
+    and collects the remarks.
     """
     reading = [wrapper for wrapper in wrappers_of(env) if not _passes(wrapper)]
-    # What each of them reads: the next one, or the environment itself
+    # Each wrapper reads the observations of the next one; the last wrapper reads those of the environment
     for wrapper, read in itertools.zip_longest(reading, reading[1:]):
         if read is not None and _is_certain(read):
             continue
@@ -181,10 +186,10 @@ def check_below_wrappers(env: gymnasium.Env[Any, Any], results: Results) -> None
 def with_own_rewards(
     env: gymnasium.Env[Any, Any], *, outside: bool
 ) -> gymnasium.Env[Any, Any]:
-    """Return an environment that remembers its own rewards, if wrappers change them.
+    """Return `env` with a layer `OwnRewards`, if wrappers may change its rewards.
 
-    These are the rewards below all wrappers inside `env` that only change rewards, such as NormalizeReward. A wrapper
-    with another step() may be the task itself. `outside`: whether there will be wrappers around `env`.
+    The layer is below all wrappers in `env` that only change rewards, such as NormalizeReward. A wrapper with its own
+    `step` may be a part of the task, so its rewards count. `outside`: whether wrappers will be put around `env`.
     """
     changing = [wrapper for wrapper in wrappers_of(env) if _changes_rewards(wrapper)]
     if changing:
@@ -194,7 +199,7 @@ def with_own_rewards(
 
 
 def own_rewards(env: gymnasium.Env[Any, Any]) -> OwnRewards | None:
-    """Return the layer inside `env` that remembers the environment's own rewards; None if there is none."""
+    """Return the layer in `env` that records the environment's own rewards; None if there is none."""
     for wrapper in wrappers_of(env):
         if isinstance(wrapper, OwnRewards):
             return wrapper
@@ -219,7 +224,7 @@ def _changes_rewards(wrapper: _Wrapper) -> bool:
 
 
 def _passes(wrapper: _Wrapper) -> bool:
-    """Return whether the observations of a wrapper are those of the environment below."""
+    """Return whether a wrapper leaves the observations of the environment below unchanged."""
     kind = type(wrapper)
     if isinstance(wrapper, Layer) or kind in _PASSING:
         return True
@@ -228,7 +233,7 @@ def _passes(wrapper: _Wrapper) -> bool:
 
 
 def _is_certain(layer: gymnasium.Env[Any, Any]) -> bool:
-    """Return whether `layer` is a wrapper of Gymnasium that reads and shows what spaces declare."""
+    """Return whether `layer` is a wrapper of Gymnasium whose observations are always in its declared space."""
     kind = type(layer)
     return kind.__module__.startswith("gymnasium.wrappers.") and kind not in _MENDING
 

@@ -1,4 +1,4 @@
-"""The adapter to parallel environments of PettingZoo, whose agents are rows.
+"""The adapter to parallel environments of PettingZoo. Each agent is one row.
 
 Imports no NumPy, since the planner uses it too.
 """
@@ -21,9 +21,9 @@ if TYPE_CHECKING:
     from rlplace.envs.pettingzoo_vector import PettingZooVector
 
 _ID = "env.id"
-# Function of the modules of PettingZoo that makes a parallel environment
+# Name of the function in PettingZoo's modules that makes a parallel environment
 _MAKE = "parallel_env"
-# What a parallel environment has
+# Methods of a parallel environment
 _METHODS = ("reset", "step", "observation_space", "action_space", "close")
 
 
@@ -35,7 +35,7 @@ class PettingZooAdapter:
     """
 
     def check(self, config: SimulatorEnvConfig) -> Sequence[Problem]:
-        """Return the problems that can be found without importing PettingZoo, which takes long."""
+        """Return the problems that can be found without importing PettingZoo. The import takes long."""
         return wrappers_problems(config)
 
     def describe(self, config: SimulatorEnvConfig) -> Spaces:
@@ -90,7 +90,10 @@ class PettingZooAdapter:
 
 
 def _unequal(got: str, kind: str, pads: str) -> Problem:
-    """Return the problem that two agents have different spaces. `kind`: of the spaces. `pads`: wrapper that helps."""
+    """Return the problem that two agents have different spaces.
+
+    `kind`: "observation" or "action". `pads`: name of SuperSuit's wrapper that makes the spaces equal.
+    """
     return problem("unsupported-space", _ID, got, error="agents", kind=kind, wrap=pads)
 
 
@@ -115,7 +118,7 @@ def _make(config: SimulatorEnvConfig) -> Any:
             near=near or _MAKE,
         )
     try:
-        # A copy of its own: an environment may change what it is given
+        # A copy of the arguments, since an environment may change them in place
         env = make(**own_arguments(config.kwargs))
     except TypeError as error:
         if not config.kwargs:
@@ -155,7 +158,7 @@ def _require_parallel(env: Any, name: str, function: str) -> None:
     """Raise ConfigError unless `env`, which the function of the id `name` has made, is a parallel environment."""
     error = None
     if hasattr(env, "agent_iter"):
-        # Its agents act one after the other
+        # An AEC environment: its agents act one after the other
         error = "turns"
     elif not all(callable(getattr(env, method, None)) for method in _METHODS):
         error = "parallel"

@@ -2,12 +2,12 @@
 
 ::
 
-    environment 0   agent a  ●────●────●────●   row 0      row 1 is dead from its third observation on: it shows zeros
+    environment 0   agent a  ●────●────●────●   row 0      agent b of row 1 has ended: the row shows zeros
                     agent b  ●────●────○────○   row 1      and gets 0; the episodes of both rows end when no agent is
     environment 1   agent a  ●────●────●────●   row 2      left, or at the time limit, and all agents begin anew
                     agent b  ●────●────●────●   row 3
 
-So it is in PettingZoo itself, where an environment is reset when no agent is left, and with SuperSuit's `black_death`.
+PettingZoo does the same: an environment is reset when no agent is left. So does SuperSuit's wrapper `black_death`.
 PettingZoo gives no access to the state of an episode, so all episodes begin anew after a resume.
 """
 
@@ -52,7 +52,7 @@ class PettingZooVector:
         encoding = encoding_of(seen)
         assert encoding is not None, "describe has refused it"
         self._read = encoding.read
-        # Looks for numbers that float32 does not tell apart, in a few steps of this vector
+        # Finds different numbers that are equal as float32, in a few steps of this vector
         self._precision = Precision(encoding)
         self._clock = 0
         self._exact: list[Any] = []
@@ -65,25 +65,25 @@ class PettingZooVector:
         self._given = GivenActions(envs[0].action_space(self._agents[0]))
         # Steps of each environment since its reset
         self._steps = [0] * len(self._envs)
-        # Of each row: the present observation, whether its agent is alive, how it ended, its return and its length
+        # For each row: the observation, whether its agent is alive, how the agent ended, and its return and length
         self._shown = np.zeros(self._shape, self._dtype)
         self._alive = np.zeros(rows, np.bool_)
         self._terminated = np.zeros(rows, np.bool_)
         self._left_out = np.zeros(rows, np.bool_)
         self._returns = np.zeros(rows)
         self._lengths = np.zeros(rows, np.int64)
-        # Last observation of each row whose agent lived; a copy, since dead rows show zeros
+        # For each row, the last observation while its agent was alive. Afterwards `_shown` has zeros
         self._last = np.zeros(self._shape, self._dtype)
 
     @property
     def remarks(self) -> Sequence[str]:
-        """Texts about results of the environments that were accepted and are unusual, each once."""
+        """Texts about unusual results of the environments that were accepted. Equal texts are here once."""
         return self._results.remarks
 
     def reset(self, seeds: Sequence[int]) -> NDArray[Any]:
         """Begin an episode in every row, and return the first observations [B, *O].
 
-        `seeds`: one seed for each row; an environment takes that of its first agent.
+        `seeds`: one seed for each row; an environment uses the seed of its first agent's row.
         """
         for number in range(len(self._envs)):
             self._begin(number, seeds[number * len(self._agents)])
@@ -92,8 +92,8 @@ class PettingZooVector:
     def restart(self, rows: Sequence[int]) -> NDArray[Any]:
         """Begin a new episode in the rows `rows`, and return the first observations [len(rows), *O].
 
-        An environment begins anew if all its agents are among them. Otherwise the other agents go on, and the rows are
-        those of dead agents until the environment ends.
+        An environment is reset if all its agents are in `rows`. Otherwise its other agents go on, and the agents of
+        `rows` count as dead until the episode of the environment ends.
         """
         asked = set(rows)
         for number in range(len(self._envs)):
@@ -104,7 +104,7 @@ class PettingZooVector:
             left_out = sorted(of_env & asked)
             self._left_out[left_out] = True
             self._alive[left_out] = False
-            # Nothing comes after it, and nothing of it counts
+            # The episode of such a row has no later observation, and its return and length do not count
             self._terminated[left_out] = True
             self._returns[left_out] = 0.0
             self._lengths[left_out] = 0
@@ -114,7 +114,7 @@ class PettingZooVector:
     def step(self, actions: NDArray[Any]) -> StepResult:
         """Step all environments with the actions [B, *A], and return the result.
 
-        An environment without living agents begins anew in the same step. Raises SimulatorError for a result that is
+        An environment whose agents have all ended is reset in the same step. Raises SimulatorError for a result that is
         not in the spaces of the agents.
         """
         rows = len(self._shown)
@@ -172,7 +172,7 @@ class PettingZooVector:
     def _begin(self, number: int, seed: int | None = None) -> None:
         """Reset environment `number`, and begin the episodes of its rows. Raises SimulatorError.
 
-        `seed`: None: the environment goes on with its random numbers.
+        `seed`: seed of the environment; None: the environment keeps its random number generator.
         """
         env = self._envs[number]
         shown = self._results.first(env, seed)
@@ -186,7 +186,7 @@ class PettingZooVector:
             if agent in env.agents:
                 self._see(row, agent, shown, _RESET)
             else:
-                # An agent that is never there has nothing behind its end
+                # This agent is absent from the beginning, so its row has no final observation
                 self._terminated[row] = True
 
     def _step(
@@ -194,7 +194,7 @@ class PettingZooVector:
     ) -> None:
         """Step environment `number`, and read the results of its agents. Raises SimulatorError.
 
-        `taken`: the action of each row. `rewards`: gets the reward of each agent that lives.
+        `taken`: the action of each row. `rewards`: the rewards of living agents are written into this array.
         """
         env = self._envs[number]
         rows = dict(zip(self._agents, self._rows(number), strict=True))
@@ -207,7 +207,7 @@ class PettingZooVector:
         try:
             for agent in living:
                 row = rows[agent]
-                # The numbers of a row that was left out do not count
+                # `restart` has excluded this row from the present episode
                 if self._left_out[row]:
                     continue
                 number_of_agent = reward_of(self._entry(earned, agent))
@@ -221,7 +221,7 @@ class PettingZooVector:
                     self._terminated[row] = dies or not leaves
                     self._alive[row] = False
                     self._shown[row] = 0
-            # Agents that come later
+            # Agents that join in the middle of an episode
             for agent in env.agents:
                 row = rows[agent]
                 if agent not in living and not self._left_out[row]:
@@ -231,9 +231,9 @@ class PettingZooVector:
             raise self._results.refused(unfit, _STEP) from None
 
     def _see(self, row: int, agent: Any, shown: Any, method: str) -> None:
-        """Take the observation of an agent for its row. Raises SimulatorError.
+        """Store the observation of an agent in its row. Raises SimulatorError if the observation is invalid.
 
-        `shown`: observations by agent, as `method` returned them.
+        `shown`: agent -> observation, as `method` returned it.
         """
         try:
             seen = self._entry(shown, agent)
@@ -246,7 +246,7 @@ class PettingZooVector:
         self._alive[row] = True
 
     def _entry(self, values: Any, agent: Any) -> Any:
-        """Return the value of an agent in a result by agents. Raises Unfit if there is none."""
+        """Return the value of `agent` in `values`, a mapping of agents. Raises Unfit if there is none."""
         if not isinstance(values, Mapping) or agent not in values:
             raise Unfit("agent", in_words(values), agent=agent)
         return values[agent]

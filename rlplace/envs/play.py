@@ -69,13 +69,13 @@ def play(
 
     Equal seeds and equal actions give equal episodes. `spaces`: spaces of the policy. `act`: takes observations, and
     returns actions. `longest`: the most steps that an episode may have. `video`: file for a video of the first row;
-    None: no video. `states`: state of each environment of the training, for the statistics of wrappers. `remarks`: a
-    list that gets what the simulator has to say; None: it is in the log alone. Raises ConfigError if the simulator is
-    unknown or cannot be drawn, or if statistics are missing, SimulatorError if a number is not finite or an episode is
-    too long, and OutputError if the video cannot be written.
+    None: no video. `states`: states of the environments of the training, which have the statistics of wrappers.
+    `remarks`: remarks of the simulator are appended to this list; None: remarks are only logged. Raises ConfigError if
+    the simulator is unknown or cannot be rendered, or if statistics are missing; SimulatorError if a number is not
+    finite or an episode is too long; OutputError if the video cannot be written.
     """
     rows = min(episodes, MOST_PLAYED)
-    # Whole environments, if several rows are one
+    # Round up to whole environments, if an environment has several rows
     rows = -(-rows // spaces.together) * spaces.together
     # Episodes that each row has to play
     due = [episodes // rows] * rows
@@ -83,7 +83,7 @@ def play(
         due[row] += 1
     played: list[list[Played]] = [[] for _ in range(rows)]
     with contextlib.ExitStack() as opened:
-        # Some environments draw from the numbers of the process, as a training in the same process may do
+        # Some environments use the global random numbers, and so may a training in the same process
         opened.enter_context(own_global_numbers(seed, 0, _EVALUATION))
         simulator = _made(config, rows, spaces.chunk, drawn=video is not None)
         opened.callback(simulator.close)
@@ -134,7 +134,7 @@ def _with_statistics(
     """Give wrappers that normalize the statistics of the training. Raises ConfigError if `states` has none."""
     if not isinstance(simulator, Normalizing):
         return
-    # A user's wrapper may have statistics, too
+    # This also sets statistics of a user's wrappers, which `statistics` does not name
     taken = simulator.take_statistics(states)
     if simulator.statistics and not taken:
         raise without_statistics(config)

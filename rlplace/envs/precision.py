@@ -1,6 +1,7 @@
-"""Finds numbers of observations that are different in the environment and equal as float32, which policies take.
+"""Finds numbers in observations that differ in the environment but are equal as float32, the type that policies get.
 
-A float32 has 24 bits: of 1.7e9 and 1.7e9 + 1 it makes the same number, and so of each second since 1970.
+A float32 has 24 bits of precision: 1.7e9 and 1.7e9 + 1 become the same number. Times in seconds since 1970 are an
+example.
 """
 
 from __future__ import annotations
@@ -15,21 +16,26 @@ from numpy.typing import NDArray
 from rlplace.envs.entries import Unfit
 from rlplace.envs.observations import Encoding, entry_at
 
-# Steps that are looked at when the vector begins, and from then on between two pairs of steps
+# Steps that are compared at the beginning
 _AT_FIRST = 32
+# Steps between two later comparisons
 _PAUSE = 255
-# Numbers that are equal as float32 may differ by as much: simulators round
+# Differences up to this size are rounding errors of simulators, and do not count
 _NOISE = 1e-6
-# Differences of a number that have to be lost, and the share of all its differences
+# A number is reported from this count of lost differences on
 _LEAST = 4
+# ... and from this share of all its differences on
 _SHARE = 0.5
-# Bytes of numbers that float32 may not hold
+# Bytes from which on a type may have values that float32 cannot hold: floats, and whole numbers
 _WIDE_FLOAT = 8
 _WIDE_WHOLE = 4
 
 
-class Lost(NamedTuple):
-    """Two values of a number that are equal as float32. `place`: Python text of the entry of the observation."""
+class EqualPair(NamedTuple):
+    """Two different values of one number of an observation that are equal as float32.
+
+    `place`: the index of the entry in the observation as Python text, such as "['time']".
+    """
 
     place: str
     first: float
@@ -37,34 +43,36 @@ class Lost(NamedTuple):
 
 
 class Precision:
-    """Compares the observations of neighbouring steps, and those of neighbouring rows, for a few steps at a time.
+    """Compares observations of consecutive steps, and of neighbouring rows, in a few steps of a run.
 
-    `looks_at`: the next step, counted from 1, whose observations `add` wants.
+    `looks_at`: the next step whose observations `add` needs, counted from 1.
     """
 
     def __init__(self, encoding: Encoding) -> None:
         self.looks_at = 1
         self._places = encoding.numbers
-        # Values of each place in the step before, [rows, numbers], and the number of that step
+        # Values at each place in the previous step, [rows, numbers], and the index of that step
         self._before: list[NDArray[Any] | None] = [None] * len(self._places)
         self._added_at = 0
-        # Of each place and number: differences, and those of them that are lost
+        # For each number at each place: count of differences, and count of differences that float32 loses
         self._changed: list[Any] = [0] * len(self._places)
         self._lost: list[Any] = [0] * len(self._places)
         if not self._places:
             self.looks_at = sys.maxsize
 
     def values_of(self, shown: Any) -> list[NDArray[Any]] | None:
-        """Return the numbers of an observation by their places, as copies. None: it is not in its space."""
+        """Return copies of the numbers of an observation, one array for each place; None if it is not in its space."""
         try:
             return [np.array(entry_at(shown, keys)) for keys in self._places]
         except (Unfit, TypeError, ValueError, RuntimeError):
             return None
 
-    def add(self, step: int, rows: Sequence[list[NDArray[Any]] | None]) -> Lost | None:
-        """Take the numbers of all rows in a step; return two values that are not to be told apart as float32, if any.
+    def add(
+        self, step: int, rows: Sequence[list[NDArray[Any]] | None]
+    ) -> EqualPair | None:
+        """Add the numbers of all rows in a step. Return two different values that are equal as float32, or None.
 
-        Then there is no further look. `rows`: what `values_of` returned for each row.
+        After values were found, no further step is compared. `rows`: the result of `values_of` for each row.
         """
         found = None
         is_any_wide = False
@@ -84,7 +92,7 @@ class Precision:
                 pairs.append((before, values))
             for these, those in pairs:
                 found = self._compare(at, these, those) or found
-        # Two neighbouring steps, then a pause
+        # Compare two consecutive steps, then pause
         pause = 1
         if step >= _AT_FIRST and self._added_at == step - 1:
             pause = _PAUSE
@@ -96,10 +104,10 @@ class Precision:
 
     def _compare(
         self, at: int, these: NDArray[Any], those: NDArray[Any]
-    ) -> Lost | None:
-        """Count the differences between two arrays [rows, numbers] of the place `at`; return two values that are lost.
+    ) -> EqualPair | None:
+        """Count the differences between two arrays [rows, numbers] of the place `at`.
 
-        None: fewer than a certain number are lost.
+        Return two different values that are equal as float32; None if there are too few of them.
         """
         with np.errstate(over="ignore", invalid="ignore"):
             changed = these != those
@@ -115,7 +123,7 @@ class Precision:
         place = "".join(f"[{key!r}]" for key in self._places[at])
         row = rows[0]
         number = numbers[0]
-        return Lost(place, these[row, number].item(), those[row, number].item())
+        return EqualPair(place, these[row, number].item(), those[row, number].item())
 
 
 def _joined(values: Sequence[NDArray[Any]]) -> NDArray[Any] | None:
@@ -133,5 +141,5 @@ def _joined(values: Sequence[NDArray[Any]]) -> NDArray[Any] | None:
 
 
 def _alike(before: NDArray[Any], values: NDArray[Any]) -> bool:
-    """Return whether the values of the step before can be compared with those of a step."""
+    """Return whether two arrays can be compared: their shapes and types are equal."""
     return before.shape == values.shape and before.dtype == values.dtype

@@ -35,7 +35,7 @@ ADAPTERS: Mapping[str, str] = {
     "envpool": "rlplace.envs.envpool_adapter:EnvPoolAdapter",
     "pettingzoo": "rlplace.envs.pettingzoo_adapter:PettingZooAdapter",
 }
-# Ends of names of files that the task `prompts` reads
+# Suffixes of files that the task `prompts` reads
 _DATA = (".jsonl", ".json", ".parquet", ".csv")
 TASKS: Mapping[str, str] = {
     "arithmetic": "rlplace.envs.text.tasks:Arithmetic",
@@ -74,9 +74,9 @@ def named(
     """Return the object that a config names: a shipped object, or the user's object `package.module:Name`.
 
     `name`: the text in the config. `shipped`: short name -> `package.module:Name`. For errors: `key`: config key;
-    `code`: code of the error; `noun`: word for such an object, such as "wrapper"; `absent`: code of the error where
-    there is no such module, if it has a code of its own. Raises ConfigError if the object
-    cannot be found. If a shipped module lacks a library, raises the ModuleNotFoundError unchanged.
+    `code`: code of the error; `noun`: word for such an object, such as "wrapper"; `absent`: code of the error if the
+    module does not exist; "": `code`. Raises ConfigError if the object cannot be found. If a shipped module lacks a
+    library, raises the ModuleNotFoundError unchanged.
     """
     # A short name stands for a module and a name in it
     module_name, colon, attribute = shipped.get(name, name).partition(":")
@@ -189,15 +189,15 @@ def unknown_arguments(
 
 
 def own_arguments(kwargs: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a copy of the arguments of a config, with copies of their lists and mappings.
+    """Return a copy of the arguments of a config, with copies of the lists and mappings in it.
 
-    The user's code gets such a copy in each call, since it may change what it is given.
+    Each call of the user's code gets such a copy, since the code may change its arguments in place.
     """
     return {name: _own(value) for name, value in kwargs.items()}
 
 
 def _own(value: Any) -> Any:
-    """Return a copy of a list or a mapping, and of those in it; another value unchanged."""
+    """Return a deep copy of a list or a mapping; return any other value unchanged."""
     if isinstance(value, dict):
         return own_arguments(value)
     if isinstance(value, list):
@@ -422,7 +422,7 @@ def check(config: SimulatorEnvConfig) -> Sequence[Problem]:
 
 
 def wrappers_problems(config: SimulatorEnvConfig) -> list[Problem]:
-    """Return the problem that the simulators of the config take no wrappers of Gymnasium; empty if there are none."""
+    """Return a problem if the config has wrappers of Gymnasium for simulators that take none; else an empty list."""
     if not config.wrappers:
         return []
     names = ", ".join(wrapper.name for wrapper in config.wrappers)
@@ -463,9 +463,9 @@ def make_simulator(config: SimulatorEnvConfig, rows: int, chunk: int) -> Simulat
 
 
 def normalized_by(config: SimulatorEnvConfig) -> tuple[str, str]:
-    """Return (key, its value) of a config whose simulator normalizes by statistics: where errors about them point.
+    """Return (config key, value) for errors about the statistics with which a simulator normalizes.
 
-    The wrappers of the config, or its simulator, if that brings wrappers of its own.
+    The key is that of the wrappers; or that of the simulator, if the config has no wrappers.
     """
     if config.wrappers:
         return "env.wrappers", ", ".join(wrapper.name for wrapper in config.wrappers)
@@ -473,7 +473,7 @@ def normalized_by(config: SimulatorEnvConfig) -> tuple[str, str]:
 
 
 def without_statistics(config: SimulatorEnvConfig) -> ConfigError:
-    """Return the error that a policy is used without the statistics by which its simulator normalizes."""
+    """Return the error that statistics are missing with which the simulator normalized in the training."""
     key, got = normalized_by(config)
     return config_error("no-statistics", key, got)
 
@@ -555,10 +555,10 @@ def row_seeds(
 
 
 def seed_global_numbers(seed: int, rank: int, iteration: int | None = None) -> None:
-    """Seed the random numbers that Python, NumPy and torch have for the whole process, for environments that use them.
+    """Seed the global random numbers of Python, NumPy and torch in this process, for environments that use them.
 
-    `seed`: seed of the run. `rank`: of the env worker. `iteration`: the iteration that begins; None: none yet. Since
-    each iteration has numbers of its own, a resumed run draws the same ones.
+    `seed`: seed of the run. `rank`: rank of the env worker. `iteration`: the iteration that begins; None before the
+    first one. Each iteration has its own seed, so a resumed run draws the same numbers.
     """
     import numpy as np
 
@@ -569,9 +569,9 @@ def seed_global_numbers(seed: int, rank: int, iteration: int | None = None) -> N
 
 
 def seed_torch_numbers(seed: int, rank: int, iteration: int | None = None) -> None:
-    """Seed the random numbers that torch has for the whole process, if the process has imported torch.
+    """Seed the global random numbers of torch in this process, if the process has imported torch.
 
-    An env rank does not import it by itself. The arguments are those of `seed_global_numbers`.
+    rlplace does not import torch in env ranks; an environment may. The arguments are those of `seed_global_numbers`.
     """
     # Another thread may be importing torch at this moment
     seed_torch = getattr(sys.modules.get("torch"), "manual_seed", None)
@@ -580,13 +580,13 @@ def seed_torch_numbers(seed: int, rank: int, iteration: int | None = None) -> No
 
 
 def _global_seed(seed: int, rank: int, iteration: int | None) -> int:
-    """Return the seed of the process's random numbers. The arguments are those of `seed_global_numbers`."""
+    """Return the seed for global random numbers. The arguments are those of `seed_global_numbers`."""
     return random.Random(f"{seed}/global/{rank}/{iteration}").getrandbits(32)
 
 
 @contextlib.contextmanager
 def own_global_numbers(seed: int, rank: int, iteration: int) -> Iterator[None]:
-    """Run the body of the `with` statement with newly seeded global random numbers, then go on with the earlier ones.
+    """Seed global random numbers for the body of a `with` statement, and restore their earlier state at its end.
 
     The arguments are those of `seed_global_numbers`.
     """
@@ -668,7 +668,7 @@ def _make_task(config: TextEnvConfig, seed: int, split: Split) -> TextTask:
         raise ConfigError(problems)
     shown = ", ".join(f"{key}: {value}" for key, value in kwargs.items()) or "none"
     try:
-        # A copy: the task of another split is given the same
+        # A copy, since the tasks of both splits get these arguments, and a task may change them
         task = kind(seed=seed, split=split, **own_arguments(kwargs))
     except ConfigError:
         raise
@@ -703,11 +703,11 @@ def check_task(
 ) -> list[Problem]:
     """Return the problems of a text task and its reward functions; the task is made to find them.
 
-    If there are none so far, the reward functions are tried with one row of the task. `evaluated`: whether the task for
-    held-out prompts is checked too; its warnings are among the problems. `components`: config key -> block of the
-    reward components with functions. `own`: whether functions of the user are tried, too. `eval_prompts`: number of
-    held-out prompts of an evaluation; None: all. `rendered`: returns a prompt as the text that the model reads; None:
-    held-out prompts are compared with others by their messages.
+    If the task has no problems, the reward functions are called for one row of the task. `evaluated`: whether the task
+    for held-out prompts is checked too; its warnings are among the problems. `components`: config key -> block, for
+    each reward component with a function. `own`: whether functions of the user are called, too. `eval_prompts`: number
+    of held-out prompts of an evaluation; None: all. `rendered`: returns a prompt as the text that the model reads;
+    None: prompts are compared by their messages.
     """
     from rlplace.envs.text.held_out import held_out_warnings
     from rlplace.envs.text.probe import WARNING, probe_problems, row_problems

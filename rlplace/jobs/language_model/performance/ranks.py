@@ -55,9 +55,9 @@ _IN_TURN_S = 0.005  # rewards that take longer are computed by other processes
 
 
 class JointPasses(NamedTuple):
-    """Passes of all ranks of a component over their micro-batches, in which they wait for each other.
+    """Passes of all ranks of a component over their micro-batches. In each pass, all ranks wait for the slowest one.
 
-    `seconds`: of all passes together, with the slowest rank of each. `own_s`: seconds of each rank's own work; ranks
+    `seconds`: sum over the passes of the seconds of the slowest rank. `own_s`: seconds of each rank's own work; ranks
     that process the same samples count as one. `size`: tokens of the last micro-batch.
     """
 
@@ -89,7 +89,7 @@ class TextSite(Site):
         self._whole: dict[int, WholeIteration] = {}
         self._joint: dict[tuple[str, str, int], tuple[Packing, JointPasses]] = {}
         algorithm = config.algorithm
-        # Whether there are so many samples that work which is alike is computed once
+        # Whether there are so many samples that equal work of ranks is computed only once
         self.many = (algorithm.prompts or 1) * algorithm.samples_per_prompt >= MANY
         # Whether the generation of an iteration is computed as a whole
         self.whole = computed_as_a_whole(self, cores)
@@ -109,10 +109,10 @@ class TextSite(Site):
         sizes: SampleSizes,
         names: Sequence[str],
     ) -> JointPasses:
-        """Return the passes of all ranks of a component over `packed`, computed by `make` for the first of them."""
+        """Return the passes of all ranks of a component over `packed`. `make` computes them for the first rank."""
         key = (component, part, id(packed))
         if key not in self._joint:
-            # The packing is kept, so that no other one gets its id.
+            # A reference to the packing is stored, so that no other packing gets the same id.
             self._joint[key] = packed, make(packed, sizes, names)
         return self._joint[key][1]
 
@@ -198,7 +198,7 @@ class TextEnvRank(TextRank):
         ]
         readers = [SAMPLES, *map(samples_for, self.site.job.scorers)]
         if self.site.whole:
-            return (yield from self._judge_all(iteration, readers))
+            return (yield from self._grade_whole(iteration, readers))
         return (
             yield from self._play(
                 iteration, groups, samples, readers, self._tails.more(iteration)
@@ -289,19 +289,19 @@ class TextEnvRank(TextRank):
         yield from self._end(watch, ended)
         return self._metrics(watch)
 
-    def _judge_all(self, iteration: int, readers: Sequence[str]) -> Body:
-        """Do the same as `_play`, by the computation of the whole iteration.
+    def _grade_whole(self, iteration: int, readers: Sequence[str]) -> Body:
+        """Do the same as `_play`, with the results of `WholeIteration`.
 
-        `readers`: channels that get complete groups.
+        `readers`: channels to which complete groups are sent.
         """
         watch = self.watch("sim", "reward", "wait", "put")
         generation = self.site.generation(iteration)
         yield generation.begin(self.component, self.slot.rank)
-        judged = generation.judged[self.slot.rank]
+        judged = generation.env_results[self.slot.rank]
         each_s = judged.cpu_s / max(1, len(judged.groups))
         left_s = 0.0
         for when_s, group in judged.groups:
-            # The rank works in the time that it has up to then.
+            # The work of the rank lies within the time up to its last answer
             left_s += each_s
             worked_s = max(0.0, min(left_s, when_s - self.world.now))
             left_s -= worked_s
@@ -444,17 +444,17 @@ class TextRolloutRank(TextRank):
         }
 
     def _answer_whole(self, iteration: int, watch: Stopwatch) -> Body:
-        """Do the same as `_answer_all`, by the computation of the whole iteration. Return the number of tokens.
+        """Do the same as `_answer_all`, with the results of `WholeIteration`. Return the number of tokens.
 
         `watch`: records the seconds.
         """
         generation = self.site.generation(iteration)
         yield generation.begin(self.component, self.slot.rank)
-        answered = generation.answered[self.slot.rank]
+        answered = generation.engine_results[self.slot.rank]
         if answered.ended_s > self.world.now:
             yield Sleep(answered.ended_s - self.world.now)
         watch.lap("decode")
-        # Steps that read prompts are a part of this lap.
+        # This lap includes the prefill steps
         watch.seconds["prefill"] += answered.prefill_s
         watch.seconds["decode"] = answered.decode_s
         yield from self._update(watch)

@@ -1,13 +1,13 @@
-"""Generation of an iteration computed as a whole, for predictions with many samples.
+"""Computes the generation of a whole iteration in one loop, for predictions with many samples.
 
 ::
 
     env ranks    requests, one after the other ──▶ the earliest engine with room takes one
     engines      prefill, then decode up to the next end of an answer ──▶ env ranks grade the answers in order
 
-The simulated ranks of `ranks` exchange a message for each answer. Here the same steps are computed in one loop, without
-messages. It is right where nothing else is in their way: each rank has a processor and accelerators to itself. A test
-holds that both differ by 1 % at most.
+The simulated ranks of the module `ranks` exchange a message for each answer. This module computes the same steps in one
+loop, without messages. The result is right if each rank has a processor and accelerators of its own. By a test, both
+results differ by at most 1 %.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ _RUN = "env.run/"
 _GENERATE = "rollout.generate/"
 
 
-class _Asked(NamedTuple):
-    """A request of an env rank. `when`: seconds at which it is in the channel. `answers`: tokens of each answer."""
+class _QueuedRequest(NamedTuple):
+    """A request of an env rank. `when`: time of its arrival in the channel. `answers`: tokens of each answer."""
 
     when: float
     env: int
@@ -43,10 +43,10 @@ class _Asked(NamedTuple):
 
 @dataclasses.dataclass
 class _Engine:
-    """An engine in the computation.
+    """The state of a simulated engine.
 
-    `active`: heap of (step in which the answer ends, number of the request). `waiting`: the same of answers that no
-    step has begun, with their tokens in place of the step.
+    `active`: heap of (step in which the answer ends, number of the request). `waiting`: (tokens of the answer, number
+    of the request) for answers that are not started.
     """
 
     active: list[tuple[int, int]] = dataclasses.field(default_factory=list)
@@ -62,8 +62,8 @@ class _Engine:
 
 
 @dataclasses.dataclass(frozen=True)
-class Answered:
-    """What an engine has done in an iteration: when it ended, its seconds, and the number of generated tokens."""
+class EngineResult:
+    """The result of an engine in an iteration: when it ended, its seconds, and the number of generated tokens."""
 
     ended_s: float
     prefill_s: float
@@ -72,11 +72,12 @@ class Answered:
 
 
 @dataclasses.dataclass(frozen=True)
-class Judged:
-    """What an env rank has done in an iteration.
+class EnvResult:
+    """The result of an env rank in an iteration.
 
-    `ended_s`: when it has its last answer. `groups`: when each group is complete, in order. `sim_s`, `reward_s`: its
-    seconds in the environment and in rewards. `cpu_s`: processor seconds of all its work.
+    `ended_s`: time at which the rank has its last answer. `groups`: (time at which the group is complete, group), in
+    order. `sim_s`, `reward_s`: seconds of the rank in the environment and in rewards. `cpu_s`: processor seconds of all
+    its work.
     """
 
     ended_s: float
@@ -89,7 +90,8 @@ class Judged:
 class WholeIteration:
     """Computes the generation of one iteration, as soon as all env and rollout ranks have begun it.
 
-    `known`: happens when the results are there. `answered`: rollout rank -> result. `judged`: env rank -> result.
+    `known`: event that is set when the results are computed. `engine_results`: rollout rank -> result. `env_results`:
+    env rank -> result.
     """
 
     def __init__(self, site: TextSite, iteration: int) -> None:
@@ -98,46 +100,46 @@ class WholeIteration:
         self._envs: dict[int, float] = {}
         self._engines: dict[int, float] = {}
         self.known = Event(site.world)
-        self.answered: Mapping[int, Answered] = {}
-        self.judged: Mapping[int, Judged] = {}
+        self.engine_results: Mapping[int, EngineResult] = {}
+        self.env_results: Mapping[int, EnvResult] = {}
 
     def begin(self, component: str, rank: int) -> Event:
-        """Note that a rank has begun. Return the event that the results are known."""
+        """Record that a rank has begun the iteration. Return the event that is set when the results are computed."""
         began = self._envs if component == "env" else self._engines
         began[rank] = self._site.world.now
         ranks = self._site.job.ranks
         if len(self._envs) == ranks["env"] and len(self._engines) == ranks["rollout"]:
             asked = self._asked()
             ends = self._generate(asked)
-            self.judged = {env: self._judge(env, ends[env]) for env in self._envs}
+            self.env_results = {env: self._grade(env, ends[env]) for env in self._envs}
             self.known.set()
         return self.known
 
     def _of(self, name: str, size: float = 0.0) -> float:
         return self._site.costs.of(name, size).seconds
 
-    def _asked(self) -> list[_Asked]:
-        """Return all requests in the order in which they come into the channel."""
+    def _asked(self) -> list[_QueuedRequest]:
+        """Return all requests in the order in which they arrive in the channel."""
         texts = self._site.lengths.groups(self._iteration)
         sim_s = self._of(_RUN + "sim")
         put_s = self._of(_RUN + "put")
-        found: list[_Asked] = []
+        found: list[_QueuedRequest] = []
         for env, began_s in self._envs.items():
             when_s = began_s
             for number in self._site.job.groups(env):
                 when_s += sim_s
                 group, answers = texts[number]
-                found.append(_Asked(when_s, env, group, answers))
+                found.append(_QueuedRequest(when_s, env, group, answers))
                 when_s += put_s
         found.sort(key=lambda asked: asked.when)
         return found
 
     def _generate(
-        self, asked: Sequence[_Asked]
+        self, asked: Sequence[_QueuedRequest]
     ) -> dict[int, list[tuple[float, int, Group]]]:
-        """Compute what the engines do.
+        """Simulate the engines.
 
-        Return env rank -> (when, count of answers, group) of the answers that came together.
+        Return env rank -> list of (time, count of answers, group). The answers of an entry end in the same engine step.
         """
         job = self._site.job.config
         limit = min(
@@ -152,7 +154,7 @@ class WholeIteration:
         ends: dict[int, list[tuple[float, int, Group]]] = {e: [] for e in self._envs}
         queue = [(began_s, rank) for rank, began_s in self._engines.items()]
         heapq.heapify(queue)
-        answered: dict[int, Answered] = {}
+        results: dict[int, EngineResult] = {}
         following = 0
         waited_s = self._of(_GENERATE + "wait")
         while queue:
@@ -169,13 +171,13 @@ class WholeIteration:
                 engine.tokens += sum(request.answers)
                 following += 1
             if not engine.in_flight:
-                answered[rank] = Answered(
+                results[rank] = EngineResult(
                     now, engine.prefill_s, engine.decode_s, engine.tokens
                 )
                 continue
             room = job.rollout.step_sequences - len(engine.active)
             if engine.waiting and room > 0:
-                # A step that reads prompts
+                # A prefill step
                 if not mixed and engine.active:
                     seconds = decoding.step_s(len(engine.active), 1)
                     engine.decode_s += seconds
@@ -193,7 +195,7 @@ class WholeIteration:
                 engine.prefill_s += seconds
                 now += seconds
             else:
-                # Steps up to the next end, or until a request comes that there is room for
+                # Decoding steps until the next answer ends, or until a request arrives and there is room for it
                 steps = engine.active[0][0] - engine.steps
                 once_s = decoding.step_s(len(engine.active), 0)
                 if following < len(asked) and engine.in_flight < limit and once_s:
@@ -213,11 +215,11 @@ class WholeIteration:
                 ends[asked[number].env].append((now, count, group))
             heapq.heappush(queue, (now, rank))
         decoding.record()
-        self.answered = answered
+        self.engine_results = results
         return ends
 
-    def _judge(self, env: int, ends: list[tuple[float, int, Group]]) -> Judged:
-        """Compute what an env rank does: it asks for its groups first, then grades answers in the order they come."""
+    def _grade(self, env: int, ends: list[tuple[float, int, Group]]) -> EnvResult:
+        """Simulate an env rank: it sends all its requests first, then grades answers in the order of their arrival."""
         sim_s, reward_s, put_s, wait_s = (
             self._of(_RUN + part) for part in ("sim", "reward", "put", "wait")
         )
@@ -235,7 +237,7 @@ class WholeIteration:
                 now += put_s
         answers = groups * each
         graded_s = answers * (wait_s + sim_s + 2 * reward_s)
-        return Judged(
+        return EnvResult(
             ended_s=now,
             groups=whole,
             sim_s=(groups + answers) * sim_s,
@@ -245,7 +247,7 @@ class WholeIteration:
 
 
 class _Decoding:
-    """Seconds of an engine's steps by the number of answers. Counts the steps, and records their costs at the end."""
+    """Gives the seconds of engine steps by the number of answers. Counts the steps to record their costs at the end."""
 
     def __init__(self, site: TextSite) -> None:
         self._costs = site.costs
@@ -254,7 +256,7 @@ class _Decoding:
         self._laps = Counter[int]()
 
     def step_s(self, answers: int, steps: int) -> float:
-        """Return the seconds of `steps` steps; of one step if `steps` is 0, which is then not counted."""
+        """Return the seconds of `steps` steps, and count them; if `steps` is 0, the seconds of one step, uncounted."""
         once = self._once.get(answers)
         if once is None:
             once = self._costs.of(_GENERATE + "decode", answers).seconds
@@ -265,7 +267,7 @@ class _Decoding:
         return once * (steps or 1)
 
     def read_s(self, prompts: Sequence[int], *, whole: bool) -> float:
-        """Return the seconds of reading prompts. `whole`: whether an engine step reads all of them together."""
+        """Return the seconds of the prefill of prompts. `whole`: whether one engine step processes all of them."""
         name = _GENERATE + "prefill"
         if not whole:
             return sum(self._costs.of(name, n).seconds for n in prompts)
@@ -284,7 +286,7 @@ class _Decoding:
 
 
 def computed_as_a_whole(site: TextSite, cores: int) -> bool:
-    """Return whether generation may be computed as a whole: many samples, and nothing in the way of a rank.
+    """Return whether generation may be computed as a whole: for many samples, if no rank waits for another's processor.
 
     `cores`: number of processors of each node.
     """

@@ -25,9 +25,9 @@ from rlplace.placement.plan import Plan
 from rlplace.report.calls import IterationCalls, RankCall
 from rlplace.stopwatch import Part
 
-_LOOK_S = 1.0  # least seconds between two looks at the machine's processors
-_OTHERS = 0.2  # share of the processors from which other processes are reported
-_FULL = 0.9  # share of the processors at work from which they were in the run's way
+_LOOK_S = 1.0  # least seconds between two measurements of processor time
+_OTHERS = 0.2  # share of processor time from which on other processes are reported
+_FULL = 0.9  # share of busy processors from which on other processes slow down the run
 # first iterations of a command, which load libraries and fill caches; not counted
 _WARM = 2
 _MOST = 200  # largest number of iterations that count: the latest ones
@@ -72,18 +72,18 @@ _LIBRARIES = (
 )
 
 
-class Crowd:
-    """Measures which share of the driver's machine is used by processes that are not of the run."""
+class MachineLoad:
+    """Measures the share of the driver's machine that processes outside the run use."""
 
     def __init__(self) -> None:
-        # Time, and seconds that the machine and the run have worked, at the first and the last look
+        # (time, processor seconds of the machine, processor seconds of the run), at the first and the last measurement
         self._first: tuple[float, float, float] | None = None
         self._last: tuple[float, float, float] | None = None
 
     def look(self, processes: Iterable[int]) -> None:
-        """Look how long the machine and the run have worked, at most once a second.
+        """Measure the processor seconds of the machine and of the run, at most once a second.
 
-        `processes`: ids of the processes of the ranks on the driver's machine.
+        `processes`: ids of the run's worker processes on the driver's machine.
         """
         now = time.monotonic()
         if self._last is not None and now < self._last[0] + _LOOK_S:
@@ -96,9 +96,9 @@ class Crowd:
 
     @property
     def others(self) -> float | None:
-        """The share of all processors that other processes used, if they were certainly in the run's way; else None.
+        """The share of processor time that other processes used, if they certainly slowed down the run; else None.
 
-        They were if they used a fifth of the processors or more, while hardly any processor was free. Ray's own
+        They did if they used a fifth of the processors or more, while hardly any processor was free. Ray's own
         processes use less.
         """
         if self._first is None or self._last is None:
@@ -147,7 +147,7 @@ class Observations:
         self._draws: dict[str, deque[Sequence[float]]] = {}
         # (node, process id) -> processor time at the end of its last call
         self._processes: dict[tuple[int, int], float] = {}
-        self._crowd = Crowd()
+        self._machine_load = MachineLoad()
 
     def add(self, iteration: IterationCalls, numbers: Mapping[str, float]) -> None:
         """Add the calls of a finished iteration. `numbers`: the metrics of the iteration, metric -> value."""
@@ -155,7 +155,7 @@ class Observations:
         around = self._around_calls(iteration)
         waits = self._waits()
         here = {c.record.process for c in iteration.calls if c.slot.node == 0}
-        self._crowd.look(here)
+        self._machine_load.look(here)
         if self._seen <= _WARM:
             return
         found: dict[tuple[str, float], list[Part]] = defaultdict(list)
@@ -215,9 +215,9 @@ class Observations:
         }
 
     @property
-    def crowd(self) -> Crowd:
-        """How much of the driver's machine other processes have used during the iterations."""
-        return self._crowd
+    def machine_load(self) -> MachineLoad:
+        """The load of the driver's machine by processes outside the run, measured during the iterations."""
+        return self._machine_load
 
     def measured(self) -> dict[str, float]:
         """Return metric -> median over iterations, for each metric of seconds. The first iterations do not count."""

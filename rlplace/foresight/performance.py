@@ -53,8 +53,8 @@ class Performance:
 
         Return None if the job cannot be predicted, or has more than _MOST_RANKS ranks. `profile`: the run's own
         profile. `given`: the profile that the config names, used in place of the run's own; None if it names none.
-        `measured`: metric -> measured seconds. `others`: share of the driver's machine that other processes used, if
-        they were certainly in the run's way.
+        `measured`: metric -> measured seconds. `others`: share of the driver's machine that processes outside the run
+        used, if they certainly slowed down the run; else None.
         """
         placement = self._plan.placement
         ranks = sum(placement.world_size(c) for c in placement.components)

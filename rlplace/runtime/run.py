@@ -348,7 +348,7 @@ def _run(
                 f"ready after {time.perf_counter() - began:.1f} s: {cluster.describe()}"
             )
         )
-        # Wrapped before the note, never within the path
+        # The line is broken before the note, never within the path
         note = f"(what workers print: {LOGS}/)"
         files = f"files: {folder}   {note}"
         if len(files) > shutil.get_terminal_size().columns:
@@ -722,7 +722,7 @@ def _report(
         write_whole(folder / PROFILE, json.dumps(profile.record(), indent=1) + "\n")
         if whole:
             predicted = job.performance.compared(
-                profile, job.given, measured, observed.crowd.others
+                profile, job.given, measured, observed.machine_load.others
             )
             if predicted is not None:
                 ended["predicted"] = predicted
@@ -746,14 +746,14 @@ def _report(
             _tell(error)
 
 
-# A number that stands alone: not within a name (Hopper-v5) or a key (rewards[0])
+# A number that is not part of a name (Hopper-v5) or a key (rewards[0])
 _NUMBER = re.compile(r"(?<![\w\[.-])-?\d+(\.\d+)?(e[+-]?\d+)?(?![\w\]])")
 
 
-def unsaid(lines: Iterable[str], said: set[str]) -> list[str]:
-    """Return the remarks out of `lines` that have not been said, and add them to `said`.
+def new_remarks(lines: Iterable[str], said: set[str]) -> list[str]:
+    """Return the lines that are not in `said` yet, and add them to `said`.
 
-    Lines that differ in their numbers alone are one remark. Each stage group, rank and iteration measures its own.
+    Lines that differ only in numbers count as equal, since each stage group, rank and iteration measures other numbers.
     """
     found: list[str] = []
     for line in lines:
@@ -788,7 +788,7 @@ def _train(
     remarked: set[str] = set()
 
     def remark(numbers: Mapping[str, float]) -> None:
-        for line in unsaid(job.job.remarks(numbers, loop.notes), remarked):
+        for line in new_remarks(job.job.remarks(numbers, loop.notes), remarked):
             _tell(line)
 
     def evaluate() -> dict[str, float]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rlplace.runtime.run import unsaid
+from rlplace.runtime.run import new_remarks
 
 OUTSIDE = "env.id: own:Env-v{version} shows numbers outside of its space, from -0.1 to 0.1 there: {number}"
 
@@ -13,8 +13,8 @@ def test_remarks_that_differ_in_their_numbers_are_said_once() -> None:
     others = [
         OUTSIDE.format(version=0, number=number) for number in ("-1.24202", "3e+09")
     ]
-    assert unsaid([first, others[0]], said) == [first]
-    assert unsaid([first, *others], said) == []
+    assert new_remarks([first, others[0]], said) == [first]
+    assert new_remarks([first, *others], said) == []
 
 
 def test_remarks_about_other_things_are_said() -> None:
@@ -25,4 +25,4 @@ def test_remarks_about_other_things_are_said() -> None:
         "env.rewards[0]: nothing is learned",
         "env.rewards[1]: nothing is learned",
     ]
-    assert unsaid(lines, said) == lines
+    assert new_remarks(lines, said) == lines

@@ -332,20 +332,20 @@ def test_other_processes_are_reported_where_they_are_certainly_in_the_way(
     monkeypatch.setattr(observe.time, "monotonic", lambda: now[0])
     monkeypatch.setattr(observe, "machine_worked_s", lambda: now[1])
     monkeypatch.setattr(observe, "worked_s", lambda processes: now[2])
-    crowd = observe.Crowd()
-    assert crowd.others is None
-    crowd.look([1])
-    assert crowd.others is None
+    load = observe.MachineLoad()
+    assert load.others is None
+    load.look([1])
+    assert load.others is None
     now = next(looks)
-    crowd.look([1])
-    assert crowd.others == (None if others is None else pytest.approx(others))
+    load.look([1])
+    assert load.others == (None if others is None else pytest.approx(others))
 
 
 def test_a_machine_that_tells_nothing_is_not_reported(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(observe, "machine_worked_s", lambda: None)
-    crowd = observe.Crowd()
-    crowd.look([1])
-    crowd.look([1])
-    assert crowd.others is None
+    load = observe.MachineLoad()
+    load.look([1])
+    load.look([1])
+    assert load.others is None

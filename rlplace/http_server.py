@@ -1,4 +1,4 @@
-"""An HTTP server that answers JSON with JSON, and that strangers, slow clients and large requests cannot hold up.
+"""An HTTP server for JSON. Clients without a key, slow clients and large requests cannot block it.
 
 ::
 
@@ -6,7 +6,7 @@
                                                                                │
                    answer ◀── JsonServer.post ◀── body, by a deadline? 408 ◀───┘
 
-Each connection has a thread. A key is compared before anything of the body is read.
+Each connection has a thread. The key of a request is checked before the body is read.
 """
 
 from __future__ import annotations
@@ -26,18 +26,18 @@ from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
-# Seconds in which a client has to take the reason why its connection is closed
+# Seconds in which a client has to receive the reason why its connection is closed
 _TOLD_S = 1.0
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """What clients of a server may take.
+    """The limits of a server for its clients.
 
     `connections`: most connections at once. `silent_s`: seconds without data after which a connection is closed.
     `headers_s`, `body_s`: seconds in which the headers and the body of a request have to arrive. `body_bytes`: most
-    bytes of a body. `stranger_bytes`: most bytes of a body without a right key; it is read only to be dropped, since a
-    client that still sends would not see the answer.
+    bytes of a body. `stranger_bytes`: most bytes that are read of a body without a valid key. The server drops these
+    bytes; it reads them because a client that is still sending would not receive the answer.
     """
 
     connections: int = 256
@@ -49,7 +49,7 @@ class Limits:
 
 
 class Refused(Exception):  # an answer, not an error of the server
-    """The answer to a request is an error. `status`: HTTP status. `why`: its reason, which the client gets."""
+    """Raised to answer a request with an error. `status`: HTTP status. `why`: the reason that the client gets."""
 
     def __init__(self, status: HTTPStatus, why: str) -> None:
         super().__init__(why)
@@ -58,10 +58,10 @@ class Refused(Exception):  # an answer, not an error of the server
 
 
 class JsonServer(ThreadingHTTPServer):
-    """An HTTP server with limits. Subclasses say what POST and GET requests get.
+    """An HTTP server with limits. Subclasses answer POST and GET requests.
 
-    `owners`: key -> what it stands for, which `post` gets; it may change while the server runs. A request has its key
-    as a bearer token. None: requests need no key.
+    `owners`: key -> owner of the key, an object that `post` gets. The mapping may change while the server runs. A
+    request has its key as a bearer token. None: requests need no key.
     """
 
     daemon_threads = True
@@ -85,7 +85,7 @@ class JsonServer(ThreadingHTTPServer):
     def post(self, path: str, owner: Any, body: bytes) -> object:
         """Return the answer to a POST request; it is sent as JSON. Raises Refused.
 
-        `owner`: what the key of the request stands for; None if requests need no key.
+        `owner`: owner of the request's key; None if requests need no key.
         """
         raise NotImplementedError
 
@@ -100,9 +100,9 @@ class JsonServer(ThreadingHTTPServer):
     # ── connections and keys ─────────────────────────────────────────────────────────────────────────────────────────
 
     def owner(self, authorization: str) -> tuple[bool, Any]:
-        """Return whether the value of a request's header has a right key, and what the key stands for.
+        """Return (whether a request has a valid key, owner of the key). `authorization`: value of this header.
 
-        All keys are compared, each in a time that says nothing about the key.
+        All keys are compared in constant time, so the time of the answer reveals nothing about a key.
         """
         if self._owners is None:
             return True, None
@@ -115,7 +115,7 @@ class JsonServer(ThreadingHTTPServer):
         return found
 
     def process_request(self, request: Any, client_address: Any) -> None:
-        """Answer the requests of a connection in a thread of its own; refuse a connection beyond the most."""
+        """Answer the requests of a connection in a new thread; refuse the connection if there are too many."""
         if not self._free.acquire(blocking=False):
             self._refuse_busy(request)
             return
@@ -126,7 +126,7 @@ class JsonServer(ThreadingHTTPServer):
             raise
 
     def _refuse_busy(self, request: socket.socket) -> None:
-        """Say that there are too many connections, and close this one."""
+        """Answer that there are too many connections, and close this connection."""
         status = HTTPStatus.SERVICE_UNAVAILABLE
         why = f"there are {self.limits.connections} connections, and no room for more"
         body = json.dumps(self.refusal(status, why)).encode()
@@ -134,7 +134,7 @@ class JsonServer(ThreadingHTTPServer):
             f"HTTP/1.1 {status.value} {status.phrase}\r\nContent-Type: application/json\r\n"
             f"Content-Length: {len(body)}\r\nConnection: close\r\n\r\n"
         )
-        # This is the thread that accepts connections: it does not wait for a client
+        # This thread accepts connections, so it must not wait for a client
         with contextlib.suppress(OSError):
             request.setblocking(False)
             request.send(head.encode() + body)
@@ -152,15 +152,16 @@ class JsonServer(ThreadingHTTPServer):
             super().handle_error(request, client_address)
 
 
-class _Late(Exception):  # an answer is made of it
-    """A request has begun, and the rest of it did not arrive in time."""
+class _RequestTimeout(Exception):  # an answer is made of it
+    """Raised if the rest of a request does not arrive in time."""
 
 
 class _Incoming(io.RawIOBase):
-    """What a client sends. Reading raises TimeoutError after a silence between requests.
+    """The incoming data of a connection, with time limits.
 
-    Within a request, it raises _Late after a silence and behind the deadline. `until_s`: the deadline, in seconds of
-    the monotonic clock; None: no request has begun.
+    Between requests, reading raises TimeoutError if no data arrive. Within a request, reading raises _RequestTimeout if
+    no data arrive or if the deadline has passed. `until_s`: the deadline, in seconds of the monotonic clock; None
+    between requests.
     """
 
     def __init__(self, connection: socket.socket, silent_s: float) -> None:
@@ -176,16 +177,16 @@ class _Incoming(io.RawIOBase):
         if self.until_s is not None:
             left_s = min(left_s, self.until_s - time.monotonic())
         if left_s <= 0:
-            raise _Late
+            raise _RequestTimeout
         self._connection.settimeout(left_s)
         try:
             return self._connection.recv_into(buffer)
         except TimeoutError as error:
             if self.until_s is None:
                 raise
-            raise _Late from error
+            raise _RequestTimeout from error
         finally:
-            # Answers may wait as long as a client may be silent
+            # Sending an answer has the same time limit as receiving data
             self._connection.settimeout(self._silent_s)
 
 
@@ -203,14 +204,14 @@ class _Requests(BaseHTTPRequestHandler):
         self._reader = io.BufferedReader(self._incoming)
         self.rfile.close()
         self.rfile = self._reader
-        # Whether the client may still be sending what is not read
+        # Whether the client may still be sending data that the server does not read
         self._unread = False
 
     def finish(self) -> None:
         super().finish()
         if not self._unread:
             return
-        # A connection that is closed on a client that still sends is reset, and the client does not see the answer
+        # If the connection is closed while the client sends, TCP resets it, and the client does not receive the answer
         until_s = time.monotonic() + _TOLD_S
         with contextlib.suppress(OSError):
             self.connection.shutdown(socket.SHUT_WR)
@@ -219,12 +220,12 @@ class _Requests(BaseHTTPRequestHandler):
                 pass
 
     def handle_one_request(self) -> None:
-        """Answer one request. Say why if its headers or its body come too late."""
+        """Answer one request; answer with an error if its headers or its body do not arrive in time."""
         limits = self.server.limits
-        # A connection may be silent between two requests, and ends without a word
+        # A connection that is silent between two requests is closed without an answer
         self._incoming.until_s = None
         self._waits = False
-        # Of a request whose first line is not there
+        # `http.server` reads these attributes, also if the first line of the request did not arrive
         self.command = ""
         self.requestline = ""
         self.request_version = ""
@@ -236,7 +237,7 @@ class _Requests(BaseHTTPRequestHandler):
         self._incoming.until_s = time.monotonic() + limits.headers_s
         try:
             super().handle_one_request()
-        except _Late:
+        except _RequestTimeout:
             self._unread = True
             why = "the headers or the body of the request did not arrive in time"
             self.send_error(HTTPStatus.REQUEST_TIMEOUT, why)
@@ -265,7 +266,7 @@ class _Requests(BaseHTTPRequestHandler):
         return self._send(HTTPStatus.OK, answer)
 
     def _checked(self) -> tuple[Any, int]:
-        """Return what the key of a request stands for, and the bytes of its body. Raises Refused."""
+        """Check the key and the size of a request. Return (owner of the key, bytes of the body). Raises Refused."""
         limits = self.server.limits
         known, owner = self.server.owner(self.headers.get("Authorization", ""))
         most = limits.body_bytes if known else limits.stranger_bytes
@@ -274,7 +275,7 @@ class _Requests(BaseHTTPRequestHandler):
         if re.fullmatch(r"[0-9]{1,18}", given) and not self._in_chunks():
             size = int(given)
         unread = size is None or size > most
-        # Behind a body that is not read, the next request cannot be found
+        # The body is not read, so the beginning of the next request would not be found
         if unread or (not known and self._waits):
             self.close_connection = True
             self._unread = True
@@ -296,7 +297,7 @@ class _Requests(BaseHTTPRequestHandler):
     def _body(self, size: int) -> bytes:
         """Read the body of a request, of `size` bytes, and return it.
 
-        Raises TimeoutError if it does not arrive in time, and ConnectionError if the client ends before.
+        Raises TimeoutError if the body does not arrive in time, and ConnectionError if the client disconnects before.
         """
         if self._waits:
             self.send_response_only(HTTPStatus.CONTINUE)
@@ -311,9 +312,9 @@ class _Requests(BaseHTTPRequestHandler):
     def send_error(
         self, code: int, message: str | None = None, explain: str | None = None
     ) -> None:
-        """Answer with an error, and close the connection. `http.server` calls this for what is no HTTP request."""
+        """Answer with an error, and close the connection. `http.server` calls this for anything but HTTP."""
         self.close_connection = True
-        # Without a version that was read, only the body would be sent
+        # `http.server` sends no headers if it has read no HTTP version
         self.request_version = self.protocol_version
         status = HTTPStatus(code)
         self._refuse(Refused(status, explain or message or status.phrase))

@@ -162,9 +162,9 @@ def _checkpoint(folder: Path, values: Mapping[str, Any]) -> Checkpoint:
 
 
 def saved_at(folder: Path) -> datetime | None:
-    """Return the time that the manifest of a checkpoint records; None if it has none, or cannot be read as one.
+    """Return the time in the manifest of a checkpoint; None if there is no manifest, no time, or no valid JSON.
 
-    Raises OSError if the manifest is there and cannot be read.
+    Raises OSError if the manifest exists and cannot be read.
     """
     try:
         return _time(parsed((folder / MANIFEST).read_bytes()))
@@ -178,7 +178,7 @@ def saved_at(folder: Path) -> datetime | None:
 
 
 def _time(values: Mapping[str, Any]) -> datetime | None:
-    """Return when a checkpoint was saved, by the values of its manifest; None if they do not say it.
+    """Return the time at which a checkpoint was saved, from the values of its manifest; None if they have no time.
 
     Raises ValueError or TypeError if the value is no time with a time zone.
     """

@@ -33,8 +33,8 @@ PART = ".part"  # behind the name of a checkpoint that is being written or remov
 NAME = re.compile(r"([0-9]{6,})(?:\.([0-9]+))?")
 
 _LISTED = 5  # folders that an error names
-_RIVALS = 3  # other runs that "auto" names
-# A time that is further in the future is of a wrong clock
+_MOST_OTHERS = 3  # most other runs that the output of "auto" names
+# A time further in the future than this comes from a wrong clock
 _AHEAD = timedelta(hours=1)
 
 
@@ -142,9 +142,9 @@ def _passed_over(problem: Problem) -> str:
 class _Run:
     """A run with checkpoints.
 
-    `folders`: folders of its checkpoints, the newest first. `saved_at`: when the last of them was saved. `recorded`:
-    whether the manifests say so; else it is the time of a file, which a copy changes. `ahead`: whether this time is in
-    the future.
+    `folders`: folders of its checkpoints, the newest first. `saved_at`: time at which the newest was saved. `recorded`:
+    whether this time comes from a manifest; otherwise it is the time of a file, which copying changes. `ahead`: whether
+    this time is in the future.
     """
 
     folders: tuple[Path, ...]
@@ -163,11 +163,11 @@ class _Run:
         return _order(self.folders[0])[0]
 
     @property
-    def place(self) -> tuple[bool, float, int]:
-        """A key that sorts runs by what their checkpoints say: the one that saved last comes last.
+    def order(self) -> tuple[bool, float, int]:
+        """The sort key of the run: runs are sorted by the time of their newest checkpoint, the latest last.
 
-        A run with a time in the future comes first, since the clock of its machine was wrong. Of runs with the same
-        time, one of which is a copy of the other, the one with more iterations comes last.
+        A run with a time in the future comes first, since the clock of its machine was wrong. If two runs have the same
+        time, one is a copy of the other; the run with more iterations comes last.
         """
         return not self.ahead, self.saved_at.timestamp(), self.iteration
 
@@ -179,7 +179,7 @@ class _Run:
 
 
 def _runs(runs: Path, unreadable: list[Problem], key: str) -> list[_Run]:
-    """Return the runs with checkpoints in the folder `runs`, the one that saved last first.
+    """Return the runs with checkpoints in the folder `runs`. The run that saved last comes first.
 
     `unreadable`: the problem of each run that this user may not read is appended to this list. `key`: the config key or
     argument that these problems name.
@@ -187,7 +187,7 @@ def _runs(runs: Path, unreadable: list[Problem], key: str) -> list[_Run]:
     if not runs.is_dir():
         return []
     found = list[_Run]()
-    # Of equal ones, the first by its name
+    # If the keys of runs are equal, the first name comes first
     for run in sorted(runs.iterdir()):
         try:
             folders = folders_of(run)
@@ -195,7 +195,7 @@ def _runs(runs: Path, unreadable: list[Problem], key: str) -> list[_Run]:
                 found.append(_run(folders))
         except PermissionError as error:
             unreadable += _unreadable(error, key).problems
-    return sorted(found, key=lambda run: run.place, reverse=True)
+    return sorted(found, key=lambda run: run.order, reverse=True)
 
 
 def _run(folders: Sequence[Path]) -> _Run:
@@ -211,7 +211,7 @@ def _run(folders: Sequence[Path]) -> _Run:
 
 
 def _file_time(folder: Path) -> datetime:
-    """Return when a checkpoint was complete, by its files: checkpoints of older versions do not record it."""
+    """Return the time of a checkpoint's files. It is used for checkpoints of older versions, which record no time."""
     last = folder / MANIFEST
     if not last.exists():
         last = folder
@@ -235,19 +235,19 @@ def _chosen(taken: Path, runs: Sequence[_Run], key: str) -> list[str]:
     (chosen,) = (run for run in runs if run.run == taken)
     others = [run for run in runs if run.run != taken]
     lines = [f"of {len(runs)} runs, {taken.name} saved last: {chosen}"]
-    for run in others[:_RIVALS]:
+    for run in others[:_MOST_OTHERS]:
         line = f"    not taken: {_taking(run.run, key)}, saved {run}"
         if run.ahead:
             line += (
                 "; this time is in the future, so the clock of its machine was wrong"
             )
-        elif run.place == chosen.place:
+        elif run.order == chosen.order:
             line += "; one is a copy of the other"
         elif run.iteration > chosen.iteration:
             line += "; it has more iterations"
         lines.append(line)
-    if len(others) > _RIVALS:
-        lines.append(f"    and {len(others) - _RIVALS} older ones")
+    if len(others) > _MOST_OTHERS:
+        lines.append(f"    and {len(others) - _MOST_OTHERS} older ones")
     return lines
 
 
@@ -337,7 +337,7 @@ def _whole(folder: Path) -> bool:
     return True
 
 
-def _offered(places: Iterable[Path]) -> Path | None:
+def _newest_whole(places: Iterable[Path]) -> Path | None:
     """Return the newest whole checkpoint in the first of the folders `places` that has one; None if none of them has
     one.
 
@@ -362,22 +362,22 @@ def _missing(path: Path, runs: Path, key: str) -> ConfigError:
     names = sorted(f.name for f in folders if not f.name.endswith(PART))
 
     # Look for a folder with a similar name that has the rest of the path.
-    offered = None
+    proposed = None
     for name in difflib.get_close_matches(lacking, names, n=1):
         for similar in ((above / name).joinpath(*rest), above / name):
             newest = _folders(similar)[:1]
-            if offered is None and newest and _whole(newest[0]):
-                offered = similar
-    if offered is None:
+            if proposed is None and newest and _whole(newest[0]):
+                proposed = similar
+    if proposed is None:
         places = [runs]
         if key != "resume":
             places.append(Path("runs") / path.name)  # by the name of a config
-        offered = _offered(places)
+        proposed = _newest_whole(places)
     fix = _without(key)
     if key == "resume" and path.name in _NEWEST:
         fix = f"resume={AUTO}"
-    elif offered is not None:
-        fix = _taking(offered, key)
+    elif proposed is not None:
+        fix = _taking(proposed, key)
 
     return codes.config_error(
         "resume-not-found",
@@ -412,10 +412,10 @@ def _none_in(path: Path, runs: Path, key: str) -> ConfigError:
     if path.is_dir():
         inside = [folder for folder in path.iterdir() if folder.is_dir()]
     inside.sort(key=lambda folder: folder.stat().st_mtime_ns, reverse=True)
-    offered = _offered([path, *inside, runs])
+    proposed = _newest_whole([path, *inside, runs])
     fix = _without(key)
-    if offered is not None:
-        fix = _taking(offered, key)
+    if proposed is not None:
+        fix = _taking(proposed, key)
     return codes.config_error(
         code,
         key,

@@ -1,4 +1,4 @@
-"""Blocks of components that the job does not place: nothing reads what is set there."""
+"""Checks for config blocks of components that the job does not place: the values in such a block have no effect."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from rlplace.placement.schedule import placed_names
 # The package: sources name shipped configs as configs/<name>.yaml
 _PACKAGE = Path(__file__).resolve().parents[1]
 _CONFIGS = (_PACKAGE / "configs").resolve()
-# Fields that say where and in which portions a component works, and not what it computes
+# Fields that change where a component works and how its work is divided, but not its results
 _WITHOUT_NUMBERS = frozenset(
     {
         "checkpointing",
@@ -27,25 +27,25 @@ _WITHOUT_NUMBERS = frozenset(
         "token_budget",
     }
 )
-# The block changes no numbers, or is of a shipped config, whose user did not place the component: a job can run with it
+# Code of the warning. The block changes no results, or comes from a shipped config: the job can run
 WARNING = "unused-block"
 _REFUSED = "block-not-placed"
-# A component without a model, by keys of its block that name what it asks instead
+# Keys of a component that uses a function or an endpoint in place of a model
 _WITHOUT_MODEL = ("function", "url")
 
 
 def unplaced_problems(
     config: Config, roles: Sequence[str], sources: Mapping[str, Source]
 ) -> Iterator[Problem]:
-    """Yield a problem for each role that no placed component has, and whose block has other values than the defaults.
+    """Yield a problem for each role without a placed component whose block has values other than the defaults.
 
-    `roles`: roles whose blocks are looked at. `sources`: key -> file and line of its value. The problem is a warning if
-    all of these values come from shipped configs, or say only where and in which portions the component works.
+    `roles`: roles whose blocks are checked. `sources`: key -> file and line of its value. The problem is a warning if
+    each of these values comes from a shipped config or does not change results.
     """
     placed = placed_names(config.cluster.component_placement)
     for role in roles:
         block = getattr(config, role)
-        # Blocks of named components, reward.<name>, are compared with the names that are placed
+        # `reward.<name>` blocks of named components have another check, which compares names
         if isinstance(block, Mapping) or role in map(role_of, placed):
             continue
         default = type(block)()
@@ -76,7 +76,7 @@ def unplaced_problems(
 
 
 def _is_shipped(key: str, sources: Mapping[str, Source]) -> bool:
-    """Return whether all values at `key` are written in configs that come with rlplace."""
+    """Return whether all values at `key` come from shipped configs."""
     found = [source for name, source in sources.items() if name.startswith(f"{key}.")]
     at_key = source_of(key, sources)
     if at_key is not None:
@@ -85,6 +85,6 @@ def _is_shipped(key: str, sources: Mapping[str, Source]) -> bool:
 
 
 def _is_file_of_ours(file: str) -> bool:
-    """Return whether a file is one of the shipped configs. `file`: as a source names it, or its whole path."""
+    """Return whether a file is a shipped config. `file`: the name in a source, or the whole path."""
     place = (_PACKAGE / file).resolve()
     return place.is_relative_to(_CONFIGS) and place.is_file()

@@ -36,7 +36,7 @@ FOLDER = "trackers"
 PROJECT = "rlplace"
 # Before a tracker that has failed is tried again, so that its timeouts delay a run seldom.
 PAUSE_S = 60.0
-# Of one call of a tracker, until the output says that the run waits for it
+# Seconds of one call of a tracker before a warning says that the run waits for it
 SLOW_S = 30.0
 # States in which a run ends.
 FINISHED = "finished"
@@ -416,13 +416,13 @@ class TrackerSink:
         self._retry_at_s = 0.0
         self._reported = False
         self._told_slow = False
-        with self._outlasting():
+        with self._catching_errors():
             self._open()
 
     def samples(self, iteration: int, samples: Samples) -> None:
         """Send the samples of an iteration. This has to be called before the metrics of the iteration are sent."""
         if not self._passes(iteration):
-            with self._outlasting():
+            with self._catching_errors():
                 self._open().table(iteration, samples)
 
     def _passes(self, iteration: int) -> bool:
@@ -437,7 +437,7 @@ class TrackerSink:
     ) -> None:
         if self._passes(iteration):
             return
-        with self._outlasting():
+        with self._catching_errors():
             self._open().log(iteration, env_steps, metrics)
             self._sent["iteration"] = iteration
             self._note()
@@ -453,9 +453,9 @@ class TrackerSink:
         `error`: the exception that ended the run; None if there was none.
         """
         if self._tracker is not None:
-            with self._outlasting(), self._quiet():
+            with self._catching_errors(), self._quiet():
                 self._attach(LAST_FILES)
-            with self._outlasting(), self._quiet():
+            with self._catching_errors(), self._quiet():
                 self._tracker.close(state_of(error))
 
     def _open(self) -> Tracker:
@@ -517,13 +517,13 @@ class TrackerSink:
             sys.stdin = stdin
 
     @contextlib.contextmanager
-    def _outlasting(self) -> Iterator[None]:
+    def _catching_errors(self) -> Iterator[None]:
         """Catch exceptions of the tracker during the `with` statement. OutputError is not caught.
 
         Only the first exception is printed. After each one, the tracker is not used for PAUSE_S seconds. If the
         statement takes longer than SLOW_S, a warning says once that the run waits for the tracker.
         """
-        slow = threading.Timer(SLOW_S, self._tell_slow)
+        slow = threading.Timer(SLOW_S, self._warn_slow)
         slow.daemon = True
         slow.start()
         try:
@@ -539,8 +539,8 @@ class TrackerSink:
         finally:
             slow.cancel()
 
-    def _tell_slow(self) -> None:
-        """Print once that the run waits for the tracker. No call of a library can be given up from outside."""
+    def _warn_slow(self) -> None:
+        """Print once that the run waits for the tracker: a call of a library cannot be cancelled from outside."""
         if self._told_slow:
             return
         self._told_slow = True

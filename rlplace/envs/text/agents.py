@@ -35,7 +35,7 @@ from rlplace.units import clipped
 # Reachable from this machine only; requests without an episode's key are rejected as well
 _HOST = "127.0.0.1"
 _PATH = "/v1/chat/completions"
-# What agents may take: each has a connection or several, and may compute for a while between two requests
+# Limits for agents: each has one or several connections, and may compute for a while between two requests
 _LIMITS = Limits(connections=4096, silent_s=120.0)
 # Seconds that an agent may take to return after its last answer
 _END_S = 10.0
@@ -336,7 +336,7 @@ class _Line:
 
 
 class _Server(JsonServer):
-    """The HTTP server that answers the agents. The key of a request stands for the queues of an episode."""
+    """The HTTP server that answers the agents. The key of a request names the episode and so its queues."""
 
     def get(self, path: str) -> object:
         """Return the list of models. Raises Refused for other requests."""
@@ -346,7 +346,7 @@ class _Server(JsonServer):
         return {"object": "list", "data": [model]}
 
     def post(self, path: str, owner: _Line, body: bytes) -> object:
-        """Return the policy's answer to a chat request of an agent, for which it waits. Raises Refused."""
+        """Wait for the policy's answer to a chat request of an agent, and return it. Raises Refused."""
         if path != _PATH:
             raise Refused(HTTPStatus.NOT_FOUND, f"there is {_PATH}")
         try:

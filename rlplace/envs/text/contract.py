@@ -151,7 +151,7 @@ def episode_identity(
     if identity is not None:
         return str(identity(number))
     if hasattr(task, "episodes"):
-        # An episode of such a task takes long to begin.
+        # Beginning an episode of such a task takes long.
         return None
     episode = task.episode(number)
     if not isinstance(episode, OneTurn):

@@ -1,7 +1,7 @@
 """Runs reward functions on finished episodes.
 
-Quick shipped functions run in this process, all other functions in processes with limits. A shipped function that is
-quick with short answers only runs here with short ones, and with long ones in a process::
+Quick shipped functions run in this process, all other functions in grader processes with limits. Some shipped functions
+are quick only with short answers: they run in this process for short answers, and in a grader process for long ones::
 
     submit(case) ──▶ waiting ──▶ a free process: function by function ──▶ done() ──▶ (case, rewards)
                                       └ a function that hangs: the process is killed, RewardError names the sample
@@ -49,8 +49,8 @@ _START_S = 120.0
 _ENDING_S = 1.0
 # Characters shown of an error, or of a value that is not a number
 _SHOWN = 2_000
-# Errors of a function itself. Others may be of this machine alone, such as a service that is not reached from it; so
-# may those of classes that libraries have derived from these
+# Exceptions that are certainly errors of the function. Other exceptions, also those of derived classes, may have causes
+# on this machine, such as a service that cannot be reached
 _OWN_ERRORS = frozenset(
     {
         AttributeError,
@@ -170,7 +170,7 @@ class _GraderProcess:
 
 
 def _limit(pipe: Connection, seconds: float) -> None:
-    """Let a message through `pipe` fail with BlockingIOError, if the other process does not take or end it in time."""
+    """Set a time limit for `pipe`: sending or receiving a message raises BlockingIOError after `seconds`."""
     # Of the kernel's struct timeval: seconds and microseconds. Zero would be no limit
     microseconds = max(1, int(seconds % 1 * 1e6))
     limit = struct.pack("ll", int(seconds), microseconds)
@@ -262,12 +262,12 @@ class ProcessGrader:
     def _show(self, worker: _GraderProcess) -> None:
         """Send the transcript of the worker's case to the worker's process.
 
-        The process is waiting for it, so sending does not block, even if the transcript is long; of a process that
-        stands still, this call returns at the deadline.
+        The process waits for the transcript, so sending does not block, even if the transcript is long. If the process
+        stands still, this method returns at the deadline.
         """
         assert worker.case is not None
         worker.deadline = time.monotonic() + self._timeout_s
-        # If the process has died or stands still, `done` finds out
+        # `done` handles a process that has died or stands still
         with contextlib.suppress(
             BrokenPipeError, ConnectionResetError, BlockingIOError
         ):
@@ -365,10 +365,10 @@ class ProcessGrader:
 
 
 class SplitGrader:
-    """A grader for shipped functions of which some are quick only with short answers.
+    """A grader for shipped functions, some of which are quick only with short answers.
 
-    It grades episodes with short answers in the caller's thread, and all others in processes, so that no answer holds
-    up the caller.
+    Episodes with short answers are graded in the caller's thread, all others in grader processes. So a long answer does
+    not block the caller.
     """
 
     def __init__(self, here: InlineGrader, apart: ProcessGrader) -> None:
@@ -380,7 +380,7 @@ class SplitGrader:
         self._apart = apart
 
     def submit(self, case: Case) -> None:
-        """Grade the episode of `case` if its answer is short. Otherwise put it into the queue of the processes."""
+        """Grade the episode of `case` at once if its answer is short; otherwise queue it for a grader process."""
         if self._here.is_quick(case.transcript):
             self._here.submit(case)
         else:

@@ -24,7 +24,7 @@ from rlplace.units import clipped
 WARNINGS = ("held-out-in-training", "few-held-out")
 # Training episodes of an endless task that are compared
 _COMPARED = 256
-# Most prompts that are rendered by the chat template to be compared: a template takes 0.1 ms for one
+# Most prompts that are rendered for the comparison. The chat template takes 0.1 ms for each
 _RENDERED = 50_000
 
 
@@ -34,11 +34,11 @@ def held_out_warnings(
     asked: int | None,
     rendered: Callable[[Prompt], str] | None = None,
 ) -> Iterator[Problem]:
-    """Yield a warning if held-out prompts are trained on, and one if there are fewer of them than are asked for.
+    """Yield a warning if training prompts are in the held-out set, and one if there are too few held-out prompts.
 
     `train`, `held_out`: the task with the prompts of each split. `asked`: number of held-out prompts of an evaluation;
-    None: all of them. `rendered`: returns a prompt as the text that the model reads, or raises ConfigError; None: the
-    messages of prompts are compared. They are compared too where there are very many prompts.
+    None: all of them. `rendered`: returns a prompt as the text that the model reads, or raises ConfigError. Prompts are
+    compared by this text; if `rendered` is None, or if there are very many prompts, by their messages.
     """
     size = held_out.size
     if size is not None and asked is not None and asked > size:
@@ -54,7 +54,7 @@ def held_out_warnings(
     # An endless task is compared by its first episodes.
     tested = range(size if size is not None else asked or ENDLESS_HELD_OUT)
     learned = range(train.size if train.size is not None else _COMPARED)
-    # Of a large data set the digests are a tenth of the prompts
+    # Digests are stored in place of texts: they take about a tenth of the memory
     shown = prompt_identity
     if rendered is not None and len(tested) + len(learned) <= _RENDERED:
         shown = functools.partial(_as_read, rendered)
@@ -82,7 +82,7 @@ def _as_read(rendered: Callable[[Prompt], str], prompt: Prompt) -> str:
     try:
         text = rendered(prompt)
     except ConfigError:
-        # The check of prompts says why
+        # Another check reports this error
         return prompt_identity(prompt)
     images: list[Image] = []
     if not isinstance(prompt, str):
@@ -95,9 +95,9 @@ def _as_read(rendered: Callable[[Prompt], str], prompt: Prompt) -> str:
 def _identities(
     task: TextTask, numbers: Iterable[int], shown: Callable[[Prompt], str]
 ) -> Iterator[str]:
-    """Yield a text for each episode, equal for equal episodes; nothing if the task does not tell which are equal.
+    """Yield a text for each episode: equal episodes have equal texts. Yield nothing if the task has no such texts.
 
-    `shown`: returns a prompt as such a text.
+    `shown`: returns the text of a prompt.
     """
     identities = (episode_identity(task, number, shown) for number in numbers)
     for identity in itertools.takewhile(lambda found: found is not None, identities):

@@ -34,7 +34,7 @@ def math_answer(transcript: Transcript) -> float:
     takes some seconds of processor time is not right.
     """
     rights = [_result(_right(right)) for right in right_answers(transcript)]
-    # The limit is a signal, which costs more than to read a short answer
+    # Setting the time limit takes longer than grading a short answer
     bounded: AbstractContextManager[None] = nullcontext()
     if len(transcript.answer) > QUICK_UP_TO:
         bounded = limited(_SECONDS)
@@ -70,7 +70,7 @@ def math_verify(transcript: Transcript) -> float:
 
 
 def _read(answer: str) -> str:
-    r"""Return the result of an answer: what it marks by \boxed{} or by ####, else its last number."""
+    r"""Return the result of an answer: the text in \boxed{} or after ####, else the last number."""
     given = _stated(answer)
     if given is None:
         return last_number(answer)

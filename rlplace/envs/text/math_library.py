@@ -1,8 +1,8 @@
-"""Asks the library math-verify whether two results are equal, within limits: it may compute for hours otherwise.
+"""Asks the library math-verify whether two results are equal. Limits prevent that the library computes for hours.
 
-Two limits have a task each. `limited` ends every computation, but only after seconds of processor time, which on a busy
-machine may be more than a reward function may take. `explodes` refuses at once what is plainly too large, and misses
-some of it.
+There are two limits. `limited` ends every computation, but only after seconds of processor time. On a busy machine
+these may last longer than a reward function may take. `explodes` refuses many computations that are too large at once,
+but does not recognise all of them.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ _READ = 2_000
 # Most marks of math in it: the library tries each opening with each closing
 _MARKS = 80
 _MARK = re.compile(r"\$|\\boxed|\\[\[(]")
-# What makes the library compute with Python's whole numbers. A signal ends these, but not those of gmpy2, which would
-# compute for hours, or end the process where memory is short
+# Variables with which the library computes with Python's whole numbers. A signal can end computations with these. It
+# cannot end those of gmpy2, which may last for hours, or end the process if memory is short
 PYTHON_NUMBERS = {"SYMPY_GROUND_TYPES": "python", "MPMATH_NOGMPY": "1"}
 # Longest processor time of one comparison
 _SECONDS = 3.0
@@ -57,7 +57,7 @@ def verified(answer: str, right: str) -> bool:
     Return False if the answer has numbers that the library would compute for very long, or if it has not finished after
     some seconds of processor time.
     """
-    # They count where the library is not imported yet
+    # The variables have an effect only before the first import of the library
     os.environ.update(PYTHON_NUMBERS)
     from math_verify import parse, verify
 

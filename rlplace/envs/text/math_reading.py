@@ -29,7 +29,7 @@ _CHARACTERS = {
     **dict.fromkeys("\u00a0\u2007\u2009\u202f", "~"),
     # Invisible characters
     **dict.fromkeys("\u200b\u200c\u200d\u2060\ufeff", ""),
-    # Of 5 \times 10 outside of dollar signs, math-verify reads 5 alone
+    # Outside of dollar signs, math-verify reads only the 5 of 5 \times 10
     **dict.fromkeys("\u00d7\u00b7\u22c5", " * "),
     "\u2044": "/",
     "\u2215": "/",
@@ -165,9 +165,9 @@ _TAG = re.compile(r"</?[A-Za-z]\w{0,20}>")
 _EMPHASIS = re.compile(
     r"(?<![A-Za-z0-9*])(\*\*\*?|__)(?=[^\s*])([^*\n]{0,200}?[^\s*])\1(?![A-Za-z0-9*])"
 )
-# A plain number, as it stands between marks
+# A plain number between marks
 _ALONE = r"[-+]?\\?\$?\d[\d,.]{0,40}(?:/\d{1,20})?\\?%?"
-# One without a comma, since (3,4) and (1,200) are pairs
+# A plain number without a comma, since (3,4) and (1,200) are pairs
 _SINGLE = r"[-+]?\\?\$?\d{1,40}(?:\.\d{1,40})?(?:/\d{1,20})?\\?%?"
 # *42* and _42_, `42`, "42"
 _EMPHASIZED_NUMBER = re.compile(rf"(?<![\w*])([*_])({_ALONE})\1(?![\w*])")
@@ -195,13 +195,14 @@ _MARK = re.compile(
     r"(?:(?:the )?(?:final )?answer(?: is)?[ \t]{0,9}[:=]?[ \t]{0,9})?(?:[*_` \t]|\\?[(\[]){0,9}",
     re.IGNORECASE,
 )
-# Characters before a number in which its denial stands, and words without which nothing is denied
+# Characters before a number that are searched for a denial
 _DENIAL = 30
+# A text without these words denies no number
 _SOME_DENIAL = re.compile(
     r"\bno[tr]\b|never|n['\u2019]t|wrong|incorrect|false", re.IGNORECASE
 )
 _CURRENCY = re.compile(r"\\?[$\u20ac\u00a3\u00a5]")
-# What makes another value of the number before it, on the same line: 5 or 6, 5^2, 5 * 10, 5:30, 5!, 5x, 10k, 5 dozen
+# Text after a number, on its line, that changes its value: 5 or 6, 5^2, 5 * 10, 5:30, 5!, 5x, 10k, 5 dozen
 _CLOSED = r"[$)\]}*_`]{0,4}"
 _CHANGED = re.compile(
     rf"{_CLOSED}[ \t]{{0,9}}(?:[\^!+<>\u00f7]|\\(?:times|cdot|div|pm|pi|sqrt|frac|leq?|geq?|lt|gt)(?![A-Za-z])"
@@ -210,7 +211,7 @@ _CHANGED = re.compile(
     rf"|{_CLOSED}(?:[ \t]{{1,9}}|,[ \t]{{0,9}}|[:.])[-+$\\]{{0,3}}\d"
     r"|(?:[xyzabcijknpqrtuvwKMB]|bn|mn)(?![A-Za-z])|x[0-9a-fA-F]"
 )
-# Longest line that is the result where it is no number
+# Longest line that can be a result that is not a number
 _LINE = 200
 # What follows the number of a heading: #### 1. First, #### 2) Then
 _HEADING = re.compile(r"[.):][ \t]{1,9}\S")
@@ -219,8 +220,8 @@ _HEADING = re.compile(r"[.):][ \t]{1,9}\S")
 def marked(text: str) -> str | None:
     """Return the number directly after the last ####, as in GSM8K's solutions; None if there is none.
 
-    If what follows changes its value, as in "#### 5 or 6" and "#### 5^2", return all of the line. Headings, such as
-    "#### Step 2" and "#### 1. Add", are passed over.
+    If the text after the number changes its value, as in "#### 5 or 6" and "#### 5^2", return the whole line. Headings,
+    such as "#### Step 2" and "#### 1. Add", do not count.
     """
     if "####" not in text:
         return None
@@ -255,7 +256,7 @@ _SCALED = re.compile(
 
 
 def scaled(text: str) -> str:
-    """Return a text in which numbers with words such as "million" are written in digits: 1.2 million is 1200000."""
+    """Return a text with digits in place of words such as "million": 1.2 million becomes 1200000."""
     lower = text.lower()
     if not any(word in lower for word in _SCALES):
         return text
@@ -263,7 +264,7 @@ def scaled(text: str) -> str:
 
 
 def _in_digits(found: re.Match[str]) -> str:
-    """Return a number that matched `_SCALED` in digits, and a blank."""
+    """Return the digits of a number that matched `_SCALED`, and a blank."""
     value = Decimal(found[1].replace(",", "") + (found[2] or ""))
     value = value.scaleb(_SCALES[found[3].lower()])
     return f"{value.normalize():f} "
@@ -293,7 +294,7 @@ def denied(text: str, begin: int, end: int) -> bool:
 
 
 def without_denied(text: str) -> str:
-    """Return a text without the numbers of which a sentence says that they are not the result."""
+    """Return a text without the numbers that a sentence denies, as in "the answer is not 42"."""
     if not _SOME_DENIAL.search(text):
         return text
     numbers = [found for found in _TOKEN.finditer(text) if found["number"]]
@@ -313,7 +314,7 @@ def without_denied(text: str) -> str:
 
 def without_marks(text: str) -> str:
     """Return a text without tags, such as <answer>, and without marks of Markdown, such as **42** and > 42."""
-    # Most texts have none of these marks; to look for a character is much quicker than a pattern
+    # Most texts have none of these marks, and searching for characters is much quicker than matching patterns
     if "<" in text:
         text = _TAG.sub(" ", text)
     if ">" in text:
@@ -332,9 +333,9 @@ def _without_emphasis(text: str) -> str:
 def last_number(text: str) -> str:
     """Return the last number of a text, as it is written.
 
-    Return "" if there is none, or if the last value is an expression, such as a root or 7 + 5, or if a sentence says
-    that it is not the result. Digits within words are no numbers, and a dash between two numbers or after a word is no
-    sign.
+    Return "" in three cases: there is no number; the last value is an expression, such as a root or 7 + 5; a sentence
+    says that the number is not the result. Digits within words are not numbers. A dash between two numbers or after a
+    word is not a sign.
     """
     text = scaled(without_marks(text[-_READ:]))
     denials = _SOME_DENIAL.search(text) is not None
@@ -373,7 +374,7 @@ def last_number(text: str) -> str:
 
 
 def _within_expression(text: str, begin: int, end: int) -> bool:
-    """Return whether a number ends a calculation, a pair, an interval, a matrix or an inequality, and is no result.
+    """Return whether a number is the end of a calculation, pair, interval, matrix or inequality, and so no result.
 
     `begin`, `end`: the place of the number.
     """
@@ -459,7 +460,7 @@ _PARTS_OF_VALUES = """
 _NO_UNITS = frozenset(_PARTS_OF_VALUES.split())
 
 
-# A calculation that overflows is infinite, and raises nothing
+# A calculation that overflows gives infinity, and no exception
 _WITHOUT_ERRORS = Context(traps=[])
 
 
@@ -572,12 +573,12 @@ _NEGATIVE_MONEY = re.compile(r"(?<![\w)\]}%.$])-\\?\$(?=\d)")
 _PLAIN_MIXED = re.compile(r"(?<![\d.,/])(\d{1,9}) {1,3}(\d{1,9})/(\d{1,9})(?![\d/])")
 
 
-# A sign of its own before a number: +42 and x = +42, not 1 +42
+# A plus sign that belongs to the number: +42 and x = +42, not 1 +42
 _BEGIN = r"(^|[=:(\[]|(?<![\\A-Za-z])(?:is|are|equals))"
 _PLUS = re.compile(rf"{_BEGIN}([ \t]{{0,3}})\+(?=\.?\d)", re.MULTILINE)
 # answer:42
 _COLON = re.compile(r"(?<=[A-Za-z]):(?=[-+]?\\?\$?\d)")
-# A number in brackets as the whole answer, or as what the last sentence says
+# A number in brackets that is the whole answer, or the end of the last sentence
 _IN_BRACKETS = re.compile(
     rf"(\A\s{{0,9}}|[=:][ \t]{{0,3}}|(?<![\\A-Za-z])(?:is|are|equals)[ \t]{{1,3}})"
     rf"\(({_SINGLE})\)(?=\s{{0,9}}[.!]?\s{{0,9}}\Z)"
@@ -585,10 +586,10 @@ _IN_BRACKETS = re.compile(
 
 
 def plain_numbers(text: str) -> str:
-    r"""Return a text in which numbers are written as the library math-verify reads them.
+    r"""Return a text with its numbers in a form that the library math-verify reads.
 
     3 1/2 is written as 7/2, -$5 as -5, \dfrac and \frac12 as \frac{1}{2}, +42, answer:42 and a last (42) as 42, and
-    1.2 million as 1200000. Numbers of which a sentence says that they are not the result are left out.
+    1.2 million as 1200000. Numbers that a sentence denies are left out.
     """
     text = without_denied(scaled(text))
     text = _IN_BRACKETS.sub(r"\1\2", _COLON.sub(": ", text))

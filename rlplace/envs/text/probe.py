@@ -20,11 +20,11 @@ from rlplace.envs.text.signatures import depends_on_others, form_of
 from rlplace.errors import Problem, RewardError
 from rlplace.units import clipped
 
-# A job can run with a function that compares the answers of a list: it is told
+# Code of the warning about a function that compares the answers of a list
 WARNING = "reward-sees-one-answer"
-# Added to the answer of the probe, for answers that are shorter, longer and wrong
+# Suffixes that make different answers of the probe's answer: of different lengths, right and wrong
 _OTHERS = ("", " ", " and so on, with some more words", "!" * 200)
-# Rows that are read before the start
+# Most rows that are read before the start
 _MOST_ROWS = 20_000
 # Longest time of one function
 _LONGEST_S = 20.0
@@ -40,12 +40,12 @@ def probe_problems(
     memory_bytes: int,
     own: bool = True,
 ) -> list[Problem]:
-    """Return the problems that reward functions have with one row of the task, whose answer is the right one.
+    """Call each reward function for one row of the task, with the right answer of the row. Return the problems.
 
-    What would end each run is a problem: functions that refuse their arguments or facts, that raise an error of their
-    own, or that return no number. A function that compares the answers of a list has the problem `WARNING`, with which
-    a job can run. Functions of a user run in a process with limits; `timeout_s` and `memory_bytes` are those of a run.
-    `own`: whether to try functions of a user at all.
+    A function has a problem if it refuses its arguments or facts, raises an error, or returns no number: each run would
+    end. A function that compares the answers of a list has the problem `WARNING`, which does not prevent a run.
+    Functions of the user are called in a process with the limits `timeout_s` and `memory_bytes`. `own`: whether
+    functions of the user are called at all.
     """
     told = _probe(task)
     if told is None:
@@ -58,7 +58,7 @@ def probe_problems(
         elif own:
             limit_s = min(timeout_s, _LONGEST_S)
             problems = _of_own(reward, told, key, limit_s, memory_bytes)
-            if not problems and _sees_others(reward, told, limit_s, memory_bytes):
+            if not problems and _compares_answers(reward, told, limit_s, memory_bytes):
                 leaf = "function" if reward.key else "name"
                 problems = [codes.problem(WARNING, f"{key}.{leaf}", reward.written)]
             found += problems
@@ -66,9 +66,9 @@ def probe_problems(
 
 
 def row_problems(rewards: Sequence[Reward], task: TextTask) -> list[Problem]:
-    """Return the problem of the first row of a data set that a shipped reward function cannot read.
+    """Return the problem of the first row that a shipped reward function cannot read; an empty list if there is none.
 
-    The first rows are read, up to `_MOST_ROWS`. Facts that row 0 lacks are told by `probe_problems`.
+    At most `_MOST_ROWS` rows are read. `probe_problems` reports facts that row 0 lacks.
     """
     place = getattr(task, "place", None)
     size = task.size
@@ -95,16 +95,16 @@ def row_problems(rewards: Sequence[Reward], task: TextTask) -> list[Problem]:
 
 
 def _tests(facts: Mapping[str, Any]) -> None:
-    """Read the tests of a row. Raises ValueError for tests that cannot be run."""
+    """Check the tests of a row. Raises ValueError for tests that cannot be run."""
     forms.read(facts.get("tests"), facts)
 
 
 def _right_answers(facts: Mapping[str, Any]) -> None:
-    """Read the right answers of a row. Raises ValueError for what is no text, number or list of them."""
+    """Check the right answer of a row. Raises ValueError unless it is a text, a number, or a list of these."""
     written_answers(facts.get("answer"))
 
 
-# (fact, error of a bad row, reward functions that read the fact, how it is read)
+# (fact, name of the error texts, reward functions that use the fact, function that checks the fact)
 _READERS: Sequence[tuple[str, str, Sequence[str], Callable[[Any], None]]] = (
     ("tests", "no-tests", ("unit_tests",), _tests),
     (
@@ -184,11 +184,11 @@ def _of_own(
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class _TogetherReward(Reward):
-    """A reward function that is asked whether it rewards several answers in another way together than alone."""
+class _DependsOnOthers(Reward):
+    """A test in the form of a reward: whether a reward function gives rewards that depend on other answers."""
 
     def function(self) -> Callable[[Transcript], float]:
-        """Return a function of a transcript that returns 1 if the reward of an answer depends on others, else 0."""
+        """Return a function of a transcript that returns 1 if a reward depends on other answers, else 0."""
         function = find_reward(self.written)
 
         def depends(told: Transcript) -> float:
@@ -203,14 +203,14 @@ class _TogetherReward(Reward):
         return depends
 
 
-def _sees_others(
+def _compares_answers(
     reward: Reward, told: Transcript, timeout_s: float, memory_bytes: int
 ) -> bool:
-    """Return whether a user's function compares the answers of a list with each other; False if that is unknown."""
+    """Return whether a user's function compares the answers of a list with each other. Return False if it fails."""
     if form_of(find_reward(reward.written)) == "transcript":
         return False
     names = [field.name for field in dataclasses.fields(Reward)]
-    asked = _TogetherReward(**{name: getattr(reward, name) for name in names})
+    asked = _DependsOnOthers(**{name: getattr(reward, name) for name in names})
     grader = ProcessGrader(
         [asked], timeout_s=timeout_s, memory_bytes=memory_bytes, processes=1
     )

@@ -64,7 +64,7 @@ _APART = {
     "reasoning_score",
     "unit_tests",
 }
-# Shipped, and quick with an answer of at most so many characters; with longer ones they run in processes, too
+# Shipped functions that are quick up to this number of characters; longer answers are graded in processes
 QUICK_UP_TO = 2_000
 _QUICK_IF_SHORT = {"math_answer"}
 # <think>.*?</think>\s*<answer>.*?</answer>, in time in proportion to the length of the answer

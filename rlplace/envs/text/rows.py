@@ -33,12 +33,12 @@ _SHOWN = 200
 ROW = ", row"
 # Greatest weight of a data set: how often each of its rows comes in an epoch
 _MOST_OFTEN = 1_000
-# Epochs whose orders are kept beside that of the newest: a replacement prompt may be of another epoch
+# Earlier epochs whose orders are kept, since a replacement prompt may belong to another epoch than the newest
 _EPOCHS = 4
-# Bytes from which the form of a JSON file is read, and of an object that is written over several lines
+# Bytes at the beginning of a JSON file that are read to find its form; and most bytes of an object over several lines
 _HEAD = 1 << 10
 _LONGEST_OBJECT = 64 << 20
-# Marks at the beginning of files in other encodings; that of UTF-16 begins like that of UTF-32
+# Byte order marks. UTF-32 comes first, since its mark begins with that of UTF-16
 _MARKS = (
     (codecs.BOM_UTF32_LE, "UTF-32"),
     (codecs.BOM_UTF32_BE, "UTF-32"),
@@ -75,10 +75,10 @@ class Share:
 
 
 class Epochs:
-    """Which row each prompt of a run asks, for data sets with weights. Epochs have random orders of their own.
+    """Decides which row of the data sets each prompt of a run uses. Each epoch has a random order.
 
-    An epoch asks each row of a data set as many times as the whole part of the weight says. For the rest of the weight
-    it asks a part of the rows, and epochs take turns through all rows: no row is left out for ever.
+    An epoch uses each row of a data set as often as the whole part of the weight says. For the fraction of the weight,
+    it uses a part of the rows; the next epoch uses the next part, so that every row is used in turn.
     """
 
     def __init__(self, shares: Sequence[Share], seed: int) -> None:
@@ -87,7 +87,7 @@ class Epochs:
         `seed`: seed of the orders of rows within epochs, and of the order in which epochs take turns.
         """
         self._seed = seed
-        # Orders of the newest epochs
+        # Epoch -> order of its rows, for the newest epochs
         self._orders: dict[int, list[int]] = {}
         self._whole: list[int] = []
         # For each weight with a fraction: its rows in a random order, and how many of them an epoch asks
@@ -108,7 +108,7 @@ class Epochs:
         return len(self._whole) + sum(count for _, count in self._turns)
 
     def row(self, number: int) -> int:
-        """Return the number of the row that a prompt asks. `number`: number of the prompt in the run, from 0."""
+        """Return the number of the row that a prompt uses. `number`: number of the prompt in the run, from 0."""
         epoch, place = divmod(number, self.size)
         if epoch not in self._orders:
             newest = [*self._orders.items()][-_EPOCHS:]
@@ -116,7 +116,7 @@ class Epochs:
         return self._orders[epoch][place]
 
     def rows(self, epoch: int) -> list[int]:
-        """Return the numbers of the rows that an epoch asks, in the order of its prompts. `epoch`: counted from 0."""
+        """Return the numbers of the rows that an epoch uses, in the order of its prompts. `epoch`: counted from 0."""
         asked = list(self._whole)
         for order, count in self._turns:
             # The next `count` rows behind those of the epoch before, around the end
@@ -131,9 +131,9 @@ def mixed(
     rows: tuple[int, int] | None,
     split: str | None,
 ) -> tuple[Sequence[Row], list[Share]]:
-    """Return the rows of one data set or several, each row once; and for each data set its rows and weight.
+    """Return (rows of one or several data sets, each row once; a `Share` for each data set).
 
-    Rows stay in their files, and are read and checked when they are asked for: a bad row raises ConfigError then.
+    Rows stay in their files. A row is read and checked when it is used: a bad row raises ConfigError then.
 
     `path`: one data set, a list of data sets, or a mapping from data set to weight. A weight is the number of times
     that each row of the data set is asked in an epoch. `rows`: range of rows to take of each data set, (first, last +
@@ -214,7 +214,7 @@ def read_rows(path: str, dataset_split: str | None = None) -> Sequence[Row]:
 
     Rows stay in the file; only a *.json file that is one list is held in memory. `dataset_split`: the split to take, if
     the folder has several. Raises ConfigError if `path` does not exist or cannot be read, if the kind of file is
-    unknown, or if a library is missing. A line that is no row raises ConfigError when it is asked for.
+    unknown, or if a library is missing. A line that is not a row raises ConfigError when it is read.
     """
     file = Path(path)
     # Name the last existing folder, and whether it may be entered
@@ -269,10 +269,10 @@ def _json_lines(file: Path) -> Sequence[Row]:
 
 
 def _other_encoding(head: bytes) -> str | None:
-    """Return the name of the encoding, other than UTF-8, in which a JSON file is; None if it is none of those known.
+    """Return the name of a JSON file's encoding if it is UTF-16 or UTF-32; else None.
 
-    `head`: the first bytes of the file. JSON begins with a character of ASCII, whose other bytes are zeros in UTF-16
-    and UTF-32. Without a mark, the name says the order of the bytes.
+    `head`: the first bytes of the file. JSON begins with an ASCII character; in UTF-16 and UTF-32, its other bytes are
+    zeros. Without a byte order mark, the name includes the order of the bytes.
     """
     for mark, name in _MARKS:
         if head.startswith(mark):
@@ -288,7 +288,7 @@ def _other_encoding(head: bytes) -> str | None:
 def _require_lines(file: Path) -> None:
     """Raise ConfigError if the first object of a JSON file is written over several lines.
 
-    A first line that is not the beginning of such an object is a bad line, which is told as one.
+    If the first line is not the beginning of such an object, the line is bad, and reading it raises the error.
     """
     with file.open("rb") as lines:
         first = next((line for line in lines if line.strip()), b"")
@@ -434,7 +434,7 @@ def _saved(folder: Path, split: str | None) -> Sequence[Row]:
                 first=next(iter(found), "train"),
             )
         found = found[split]
-    # Older versions of the library save an order of the rows beside them
+    # Older versions of the library save indices, which give the order of the rows
     if getattr(found, "_indices", None) is not None:
         return _numbered(found.to_list(), str(folder))
     return ArrowRows(found.data.table.to_batches(), f"{folder}{ROW}")

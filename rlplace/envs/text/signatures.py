@@ -1,4 +1,4 @@
-"""Calls a reward function for one episode by its signature: ours, or that of TRL, OpenRLHF or verl.
+"""Calls a reward function for one episode, in the form of its signature: that of rlplace, TRL, OpenRLHF or verl.
 
 ::
 
@@ -8,9 +8,9 @@
     f(queries, prompts, labels, **kwargs)                                OpenRLHF: a list or a tensor, {"rewards": ...}
     f(data_source, solution_str, ground_truth, extra_info, **kwargs)     verl: a number, {"score": ...}
 
-Functions over lists are called with lists of length one, so that limits apply to each episode. A function that compares
-the answers of a list with each other therefore sees no other answer; `depends_on_others` finds it. A function may be
-async. A class is instantiated with the arguments of the config; its instance is then called.
+A function over lists is called with lists of length one, so that limits apply to each episode. So a function that
+compares the answers of a list gets only one answer; `depends_on_others` finds such functions. A function may be async.
+A class is instantiated with the arguments of the config; its instance is then called.
 """
 
 from __future__ import annotations
@@ -102,10 +102,10 @@ def depends_on_others(
     *,
     chat: bool,
 ) -> bool:
-    """Return whether a function over lists rewards answers in another way together than each of them alone.
+    """Return whether a function over lists gives an answer another reward in a list with other answers than alone.
 
-    Return False for functions of one answer, and for those whose rewards differ from call to call. `transcripts`:
-    answers to one prompt. `kwargs`, `chat`: as for `adapted`. Raises what the function raises.
+    Return False for functions of one answer, and for functions whose rewards differ between equal calls. `transcripts`:
+    answers to one prompt. `kwargs`, `chat`: as for `adapted`. Raises the exceptions of the function.
     """
     alone = adapted(function, kwargs, chat=chat)
     called = function
@@ -118,7 +118,7 @@ def depends_on_others(
     if form in ("transcript", "verl"):
         return False
     each = [alone(transcript) for transcript in transcripts]
-    # Lists of one become one list of all
+    # Join the lists of length one to one list
     given: dict[str, Any] = {}
     for transcript in transcripts:
         for name, values in _given(form, transcript, chat).items():
@@ -131,14 +131,14 @@ def depends_on_others(
     if not hasattr(values, "__len__") or len(values) != len(transcripts):
         return False
     together = [_number_in(value) for value in values]
-    # In TRL, None adds nothing
+    # In TRL, a reward None means that the function does not apply to the answer
     together = [0.0 if value is None else value for value in together]
     again = [alone(transcript) for transcript in transcripts]
     return _numbers(each) == _numbers(again) != _numbers(together)
 
 
 def _numbers(values: Sequence[Any]) -> list[str]:
-    """Return numbers as texts, which are equal for equal numbers, nan included, but for errors of rounding."""
+    """Return numbers as rounded texts: texts of nearly equal numbers are equal, also those of nan."""
     return [f"{float(value):.4g}" for value in values]
 
 

@@ -1,4 +1,4 @@
-"""Rows of data sets that stay in their files: a process holds an index of them, and reads the row that is asked for.
+"""Rows of data sets that stay in their files: a process holds an index of the file, and reads one row at a time.
 
 ::
 
@@ -6,8 +6,8 @@
     rows.parquet    ── once ──▶ ~/.cache/rlplace/rows/<name>.arrow ──▶ mapped: all processes share its pages
     saved folder    its Arrow files, mapped
 
-Parquet has no single rows to read: its columns are packed in groups of many rows. So a large file is unpacked once,
-into a file of the user's cache folder.
+Parquet has no access to single rows: it compresses columns in groups of many rows. So a large file is unpacked once
+into a file in the user's cache folder.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ from rlplace.codes import config_error
 from rlplace.errors import Source
 
 _KEY = "env.kwargs.path"
-# Values by column, and the place: line of the file, or number of the row
+# (column -> value, place: line of the file or number of the row)
 Row = tuple[Mapping[str, Any], Source]
-# Rows of a Parquet file from which on it is unpacked into a file; fewer are held in memory
+# A Parquet file with at least this number of rows is unpacked into a file; a smaller one is held in memory
 MANY = 10_000
 # Rows that are unpacked at once
 _BATCH = 4_096
-# Unpacked files that are kept; the one that was used longest ago goes first
+# Most unpacked files; the least recently used one is removed first
 _KEPT = 10
 
 
@@ -62,8 +62,8 @@ class Rows(Sequence[Row]):
 class LineRows(Rows):
     """The lines of a file, without blank ones. Owns the open file.
 
-    A read takes nothing from the file's position, so that threads and forked processes may read at the same time. Lines
-    that are added to the file meanwhile do not count; a line that is changed is refused.
+    Reading does not use the position of the open file, so threads and forked processes may read at the same time. Lines
+    that are added to the file later do not count. Reading a line that was changed raises ConfigError.
     """
 
     def __init__(
@@ -73,7 +73,7 @@ class LineRows(Rows):
         self._path = file
         self._parse = parse
         self._file = file.open("rb")
-        # Of each row: its first byte, its number among all lines, and a checksum
+        # For each row: offset of its first byte, number of its line, and checksum
         self._starts = array("q")
         self._numbers = array("q")
         self._sums = array("L")
@@ -135,8 +135,9 @@ class JoinedRows(Rows):
     def __init__(
         self, parts: Sequence[tuple[Sequence[Row], range, str | None]]
     ) -> None:
-        """`parts`: of each data set all rows, the numbers of those that are taken, and the value of their column
-        `data_set`; None: no such column.
+        """`parts`: for each data set (all its rows, numbers of the rows that are used, value of the column `data_set`).
+
+        The value is None if the rows have no such column.
         """
         self._parts = list(parts)
         lengths = [len(numbers) for _, numbers, _ in parts]
@@ -157,8 +158,8 @@ class JoinedRows(Rows):
 def parquet_batches(file: Path) -> list[Any]:
     """Return the rows of a Parquet file as batches of Arrow.
 
-    Many rows are unpacked into a file of the cache folder, which is mapped; they are held in memory if it cannot be
-    written. Raises pyarrow.ArrowInvalid and OSError for a file that cannot be read.
+    A large file is unpacked into a file in the cache folder, which is mapped. If the cache folder cannot be written,
+    the rows are held in memory. Raises pyarrow.ArrowInvalid and OSError for a file that cannot be read.
     """
     from pyarrow import parquet
 
@@ -181,21 +182,21 @@ def cache_folder() -> Path:
 
 
 def _name_of(file: Path) -> str:
-    """Return a name for the content of a file: another one if its path, size or time of the last change differs."""
+    """Return a name for the content of a file. It depends on the path, size and time of the last change."""
     found = file.stat()
     told = f"{file.absolute()}\n{found.st_size}\n{found.st_mtime_ns}"
     return hashlib.sha256(told.encode()).hexdigest()
 
 
 def _unpack_errors() -> tuple[type[Exception], ...]:
-    """Return the errors of a cache folder: no room or permission, or a file in it that is damaged."""
+    """Return the exceptions that a cache folder can cause: no room, no permission, or a damaged file."""
     import pyarrow
 
     return (OSError, pyarrow.ArrowInvalid)
 
 
 def _unpack(packed: Any, unpacked: Path) -> None:
-    """Write the rows of a Parquet file into the file `unpacked`, and remove old ones beside it.
+    """Write the rows of a Parquet file into the file `unpacked`, and remove old unpacked files beside it.
 
     `packed`: pyarrow.parquet.ParquetFile.
     """
@@ -223,10 +224,10 @@ def _unpack(packed: Any, unpacked: Path) -> None:
 
 
 def _mapped(unpacked: Path) -> list[Any]:
-    """Return the batches of an unpacked file. They are in its pages, which all processes share."""
+    """Return the batches of an unpacked file, mapped into memory. All processes share the mapped pages."""
     import pyarrow
 
-    # The time of the last use
+    # Record the time of the last use
     os.utime(unpacked)
     with pyarrow.ipc.open_stream(pyarrow.memory_map(str(unpacked))) as rows:
         return list(rows)

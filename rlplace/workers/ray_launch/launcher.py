@@ -286,8 +286,8 @@ class RayLauncher:
     def lost_nodes(self) -> dict[int, str]:
         """Return the nodes of the job that are lost: node number -> address.
 
-        If a node does not answer, wait until Ray has decided whether it is lost, at most `_DECIDED_S` seconds. Raise
-        RayDied if Ray was started here, and has decided that this machine is lost.
+        If a node does not answer, wait at most `_DECIDED_S` seconds until Ray has decided whether the node is lost.
+        Raise RayDied if the run has started Ray, and Ray has decided that this machine is lost.
         """
         watch = self._session.watch
         if self._session.local and self._reserved and watch and watch.answers():
@@ -317,9 +317,9 @@ class RayLauncher:
         return {}
 
     def _check_counted(self, watch: Servers) -> None:
-        """Raise RayDied if the GCS of the Ray that was started here counts its only machine as lost.
+        """Raise RayDied if the GCS of the run's own Ray counts this machine, its only one, as lost.
 
-        Then its raylet lives, is not stopped by a signal, and has not answered the GCS for half a minute.
+        In this case the raylet lives and is not stopped by a signal, but has not answered the GCS for half a minute.
         """
         if not self._session.servers():
             raise watch.unanswered()
@@ -334,14 +334,14 @@ class RayLauncher:
             self._session.watch.check(idle=idle)
 
     def _check_start(self) -> None:
-        """Raise RayDied if a process of Ray has died or stands still without which no worker starts."""
+        """Raise RayDied if a process of Ray that is needed to start a worker has died or stands still."""
         if self._session.watch is not None:
             self._session.watch.check(idle=True, starting=True)
 
     def _await_ray(self) -> None:
-        """Wait until the processes of Ray go on without which no worker starts; Ray's calls would block meanwhile.
+        """Wait until the processes of Ray that are needed to start a worker answer; otherwise Ray's calls would block.
 
-        Raise RayDied if one of them has died, or stands still for too long.
+        Raise RayDied if one of these processes has died, or stands still for too long.
         """
         watch = self._session.watch
         while watch is not None and not watch.answers(starting=True):

@@ -1,19 +1,19 @@
-"""Watch Ray's own processes, which all workers of a run depend on, and name the one that has died or stands still.
+"""Watch Ray's own processes, on which all workers of a run depend. Name a process that has died or stands still.
 
 ::
 
     a wait of the driver ── check, twice a second ──▶ all alive: the wait goes on
                                  ├ the raylet died: its workers end now ──────────────────────▶ RayDied
-                                 ├ the GCS died: calls go on, so they may end, for PATIENCE_S ─▶ RayDied
-                                 ├ the raylet is stopped for STOPPED_S: likewise ──────────────▶ RayDied
-                                 └ the GCS or an agent is: only where a worker is started ─────▶ RayDied
+                                 ├ the GCS died: running calls get PATIENCE_S to end ───────────▶ RayDied
+                                 ├ the raylet is stopped for STOPPED_S: the same ───────────────▶ RayDied
+                                 └ the GCS or an agent is stopped, and a worker is started ─────▶ RayDied
 
 After RayDied, `check` raises nothing for some seconds, in which the run saves. Ray itself notices the
 death of its GCS after a minute or more, and then ends the driver without an error of Python.
 
-A process stands still if the system says that it is stopped: by a signal, or by a debugger. A process that waits for
-a processor, a disk or memory is in another state, however slow it is, and ends no run. Running workers need the raylet
-to be there: Ray counts its machine as lost after half a minute. They do not need the GCS and the agents to go on.
+A process stands still if the operating system reports that a signal or a debugger has stopped it. A slow process that
+waits for a processor, a disk or memory is in another state, and ends no run. Running workers need the raylet: half a
+minute after it stops, Ray counts its machine as lost. Running workers do not need the GCS and the agents.
 """
 
 from __future__ import annotations
@@ -37,24 +37,22 @@ LOOK_S = 0.4  # shortest time between two looks at the processes
 PATIENCE_S = 5.0  # for calls to end after the death of the GCS, which they do without
 SAVE_S = 60.0  # for saving after the death of the GCS
 ENDING_S = 5.0  # for saving after the death of the raylet: workers outlive it by a few seconds at most
-STOPPED_S = 8.0  # for which a process is stopped until the run ends
-STOPPED_SAVE_S = (
-    15.0  # for saving then: half a minute after the stop Ray counts the machine as lost
-)
+STOPPED_S = 8.0  # seconds for which a process is stopped before the run ends
+STOPPED_SAVE_S = 15.0  # seconds for saving; half a minute after the stop, Ray counts the machine as lost
 HEAD_LOOK_S = 2.0  # shortest time between two looks at the head of a joined Ray
-SILENT_S = 10.0  # for which a head does not answer until the output says so
-HEAD_GONE_S = 30.0  # and until the run ends; a GCS that keeps its state elsewhere may be started again
-HEAD_SAVE_S = 20.0  # for saving then: workers may have died with the head, which nothing would report
+SILENT_S = 10.0  # seconds without an answer of the head before a warning
+HEAD_GONE_S = 30.0  # seconds without an answer before the run ends; a GCS with external state may be restarted
+HEAD_SAVE_S = 20.0  # seconds for saving; workers may have died with the head, and nothing would report it
 _CONNECT_S = 2.0
-# What a client of HTTP/2 sends first: its preface, and empty settings
+# The first bytes that an HTTP/2 client sends: the connection preface, and empty settings
 _HTTP2 = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes([0, 0, 0, 4, 0, 0, 0, 0, 0])
 _COUNTED_S = (
-    1.0  # the most that one look adds to the time for which a process is stopped
+    1.0  # most seconds that one look adds to the time for which a process is stopped
 )
 _STOPPED = (psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP)
 _GCS = "gcs_server"
 _RAYLET = "raylet"
-# Processes that are needed to start a worker, as `_kind` and as errors name them
+# Processes that are needed to start a worker: name from `_kind` -> name in errors
 _STARTS = {
     _GCS: "GCS",
     _RAYLET: "raylet",
@@ -65,7 +63,7 @@ _EXIT_CODE = "exit code"
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Death:
-    """The death of a process of Ray, or its stop if that ends the run too.
+    """The death of a process of Ray, or a stop that ends the run.
 
     `calls_go_on`: whether running calls of workers can end without this process. `at_s`: monotonic time at which the
     death was seen. `save_s`: seconds in which the run may save.
@@ -94,9 +92,9 @@ class Started:
                 self._logs = self._logs or _log_folder(words)
         self._looked_s = time.monotonic()
         self._death: Death | None = None
-        # Processes that are stopped now -> seconds for which they were seen so
+        # Process that is stopped now -> seconds for which it is known to be stopped
         self._stopped_s: dict[psutil.Process, float] = {}
-        # Those that are stopped for `STOPPED_S`
+        # Process that is stopped for `STOPPED_S` -> description of the stop
         self._stops: dict[psutil.Process, Death] = {}
 
     def answers(self, *, starting: bool = False) -> bool:
@@ -116,8 +114,8 @@ class Started:
     def death(self, *, starting: bool = False) -> Death | None:
         """Return the first death of the GCS or the raylet; None while both live. Looks only every `LOOK_S` seconds.
 
-        A raylet that is stopped for `STOPPED_S` counts as dead until it goes on. `starting`: whether a worker is being
-        started; then the same holds for the GCS and the agent that is needed for it.
+        A raylet that is stopped for `STOPPED_S` counts as dead until it continues. `starting`: whether a worker is
+        being started. Then the GCS and the agent that is needed to start it count as dead in the same way.
         """
         now = time.monotonic()
         if self._death is None and now >= self._looked_s + LOOK_S:
@@ -130,9 +128,9 @@ class Started:
         return None
 
     def _look_now(self, now: float) -> None:
-        """Note which process has died, which ones are stopped, and for how long. `now`: monotonic time."""
+        """Record which process has died, which processes are stopped, and for how long. `now`: monotonic time."""
         self._death = self._dead(now)
-        # One look counts for a short time only. A driver that was stopped too, as by a scheduler, has not looked.
+        # A look adds at most `_COUNTED_S`: a driver that was stopped itself did not look in the meantime
         passed_s = min(now - self._looked_s, _COUNTED_S)
         before = self._stopped_s
         self._stopped_s = {
@@ -148,7 +146,7 @@ class Started:
         self._looked_s = now
 
     def _stopped(self, process: psutil.Process, now: float) -> Death:
-        """Return the stop of `process`, which has lasted for `STOPPED_S`. `now`: monotonic time."""
+        """Return the description of the stop of `process`, which has lasted for `STOPPED_S`. `now`: monotonic time."""
         kind = self._kinds[process]
         stopped = problem(
             "ray-died",
@@ -209,7 +207,7 @@ class Head:
         self._next_s = 0.0
         # Monotonic time of the first of the last looks, all of which had no answer
         self._silent_since_s: float | None = None
-        # The same for the last questions by `answers`
+        # Monotonic time of the first of the last calls of `answers`, none of which had an answer of the GCS
         self._unanswered_since_s: float | None = None
         self._told = False
         self._death: Death | None = None
@@ -217,8 +215,8 @@ class Head:
     def answers(self, *, starting: bool = False) -> bool:
         """Return whether the GCS answers now. `starting` makes no difference.
 
-        A GCS that stands still accepts connections, and answers nothing: Ray's calls to it would wait for ever. It
-        counts as dead if no question was answered for `HEAD_GONE_S`.
+        A GCS that stands still accepts connections but does not answer, so Ray's calls would wait for ever. The GCS
+        counts as dead after `HEAD_GONE_S` without an answer.
         """
         now = time.monotonic()
         if self._replies():
@@ -227,15 +225,15 @@ class Head:
         if self._unanswered_since_s is None:
             self._unanswered_since_s = now
         unanswered_s = now - self._unanswered_since_s
-        self._tell(unanswered_s)
+        self._warn_silent(unanswered_s)
         if unanswered_s >= HEAD_GONE_S:
             self._death = self._gone(unanswered_s, now)
         return False
 
     def _replies(self) -> bool:
-        """Return whether the GCS reacts to the first words of HTTP/2, by which gRPC begins each connection.
+        """Return whether the GCS reacts to the first bytes of HTTP/2, with which gRPC begins each connection.
 
-        One that wants TLS closes the connection, which is a reaction, too.
+        A GCS that requires TLS closes the connection. This is a reaction, too.
         """
         try:
             link = socket.create_connection((self._host, self._port), _CONNECT_S)
@@ -259,8 +257,8 @@ class Head:
             return False
         return True
 
-    def _tell(self, silent_s: float) -> None:
-        """Write a warning if the GCS has not answered for `SILENT_S`, once for each such time."""
+    def _warn_silent(self, silent_s: float) -> None:
+        """Log a warning if the GCS has not answered for `SILENT_S`, once in each period without answers."""
         if SILENT_S <= silent_s < HEAD_GONE_S and not self._told:
             self._told = True
             text = self._problem("silent", silent_s).render()
@@ -282,13 +280,13 @@ class Head:
         self._next_s = now + HEAD_LOOK_S
         if self._accepts():
             self._silent_since_s = None
-            # One that stands still accepts, too
+            # A GCS that stands still accepts connections, too
             self._told = self._told and self._unanswered_since_s is not None
             return None
         if self._silent_since_s is None:
             self._silent_since_s = now
         silent_s = now - self._silent_since_s
-        self._tell(silent_s)
+        self._warn_silent(silent_s)
         if silent_s >= HEAD_GONE_S:
             self._death = self._gone(silent_s, now)
         return self._death
@@ -317,13 +315,13 @@ class Servers:
         return self._watched.death()
 
     def answers(self, *, starting: bool = False) -> bool:
-        """Return whether the GCS can be asked now. `starting`: whether a worker could be started now, too."""
+        """Return whether calls to the GCS are answered now. `starting`: whether a worker has to be started, too."""
         return self._watched.answers(starting=starting)
 
     def unanswered(self) -> RayDied:
-        """Return the error that the raylet of a Ray that was started here has not answered its GCS.
+        """Return the error that the raylet of the run's own Ray has not answered its GCS.
 
-        The GCS counts the machine as lost from then on. `check` raises nothing for some seconds, in which the run
+        From then on, the GCS counts the machine as lost. `check` raises nothing for some seconds, in which the run
         saves.
         """
         lost = problem("ray-died", "cluster.ray", None, error="unanswered")
@@ -331,7 +329,7 @@ class Servers:
         return RayDied(lost, calls_go_on=False)
 
     def check(self, *, idle: bool = False, starting: bool = False) -> None:
-        """Raise RayDied if a process of Ray has died that the run depends on; the module's docstring says when.
+        """Raise RayDied if a process of Ray on which the run depends has died; see the docstring of the module.
 
         `idle`: whether no call of a worker is running, so that there is nothing to wait for. `starting`: whether a
         worker is being started.

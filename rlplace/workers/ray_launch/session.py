@@ -187,7 +187,7 @@ class RaySession:
         return found
 
     def wake(self) -> None:
-        """Let the processes of a Ray that was started here go on, if a signal has stopped them.
+        """Continue stopped processes of the run's own Ray.
 
         Call this before ending workers and Ray: Ray's calls would wait for stopped processes.
         """

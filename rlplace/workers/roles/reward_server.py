@@ -28,7 +28,7 @@ from rlplace.models.causal_lm import FrozenLm, reward_lm
 from rlplace.models.packed import Packed
 from rlplace.models.tokenizer import Tokenizer
 
-# What clients may take
+# Limits for clients
 _LIMITS = Limits()
 _WRONG = 'expected {"query": [text, ...]}, no text empty'
 

@@ -268,7 +268,7 @@ def test_files_that_code_names_are_told(
         "verbs.txt",
     ]
     # The code may write them itself
-    assert not inputs.decides(key)
+    assert not inputs.affects_learning(key)
     (code / "graders_of_mine" / "verbs.txt").write_text("another")
     (code / "graders_of_mine" / "lists" / "nouns.txt").unlink()
     (change,) = inputs.changes(found, inputs.inputs_of(mapping)).values()

@@ -598,17 +598,17 @@ TWO_ROWS = [{"prompt": "1 + 1", "answer": "2"}, {"prompt": "2 + 2", "answer": "4
     [
         (
             json.dumps(TWO_ROWS[0], indent=2),
-            "one JSON object over several lines",
+            "a JSON object that is written over several lines",
             "jq -c .",
         ),
         (
             "\n".join(json.dumps(row, indent=2) for row in TWO_ROWS),
-            "one JSON object over several lines",
+            "a JSON object that is written over several lines",
             "jq -c .",
         ),
         (
             "\ufeff" + json.dumps({"version": 1, "data": TWO_ROWS}, indent=1),
-            "whose 'data' is a list of objects",
+            "its key 'data' has the list of rows",
             "jq -c '.[\"data\"][]'",
         ),
     ],
@@ -650,7 +650,7 @@ def test_a_file_in_another_encoding_is_named_as_one(
     assert found.code == "no-dataset"
     name = encoding[:6].upper()
     assert f"is {name}" in found.what
-    assert ", and not UTF-8" in found.what
+    assert ", not UTF-8" in found.what
     assert found.fix is not None
     if shutil.which("iconv") is None:
         pytest.skip("this machine has no iconv")

@@ -239,7 +239,7 @@ def another_measure() -> Mapping[str, tuple[str, str]]:
 
 
 def in_our_words(name: str, value: object) -> tuple[str, object] | None:
-    """Return (key, value) of rlplace for a key that other libraries write with values of another form; else None.
+    """Return (key, value) of rlplace for a key of other libraries whose values have another form; None for other keys.
 
     `name`: last part of the key, such as `report_to`. `value`: its value, such as `wandb`.
     """
@@ -271,7 +271,7 @@ def off_policy(name: object) -> bool:
 
 
 def as_settings(name: object, *, typed: bool, text: bool) -> str | None:
-    """Return settings that give an algorithm which is one of ours with other settings, such as a2c; None for others.
+    """Return settings of rlplace for an algorithm that it has under another name, such as a2c; else None.
 
     `typed`: form of the result. True: overrides for a command line. False: lines of a config file. `text`: whether a
     language model is trained.

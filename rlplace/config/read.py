@@ -258,9 +258,9 @@ def _of_job(
 
 
 def _is_another_name(key: str, value: object, job: JobName) -> bool:
-    """Return whether a key of the other kind of job is another library's name of a key here: `env.task` of `env.id`.
+    """Return whether a key of the other kind of job has the meaning of another library: `env.task` may mean `env.id`.
 
-    The value decides: the id of an environment ends with its version.
+    The value decides: the id of an environment ends with a version.
     """
     above, _, name = key.rpartition(".")
     ours = BELOW.get(above, {}).get(name)

@@ -372,7 +372,7 @@ def word_meant(name: str, value: str) -> str | None:
 def reject_model_keys(written: Mapping[str, Any], found: Found) -> None:
     """Report keys of language models to `found` that are misspelt, or that belong to the component's block.
 
-    A model's block takes any key of a config.json, so a misspelt one would count for nothing. `written`: the config.
+    A model's block takes any key of a config.json, so a misspelt key would have no effect. `written`: the config.
     """
     for role, block in written.items():
         model = block.get("model") if isinstance(block, Mapping) else None
@@ -388,7 +388,7 @@ def reject_model_keys(written: Mapping[str, Any], found: Found) -> None:
             if meant is None:
                 continue
             if meant in model:
-                # One of the two counts for nothing
+                # One of the two keys has no effect
                 meant = f"{role}.model.{meant}"
             line = f"{meant}: {show(value)}"
             found.reject(

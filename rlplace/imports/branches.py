@@ -1,8 +1,8 @@
-"""Choose one branch of each `if` and `case` of a shell text that is read without being run.
+"""Choose one branch of each `if` and `case` of a shell script without running the script.
 
-A condition is computed where it only compares texts or numbers that the script itself sets, such as
-`[ "$DEVICE" = npu ]`. A variable that is set nowhere is empty. Any other condition, such as whether a file exists, is
-not known: then the branch is not taken. The text keeps its lines; those of other branches become empty.
+A condition is evaluated if it only compares texts or numbers that the script itself sets, such as
+`[ "$DEVICE" = npu ]`. A variable that is not set is empty. Any other condition, such as whether a file exists, is
+unknown, and its branch is not taken. The line numbers stay the same: lines of other branches become empty lines.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from typing import NamedTuple
 
 from rlplace.units import clipped
 
-# Text so far, text in it -> that text with its variables replaced; None if that cannot be known
+# (script before a text, text) -> the text with its variables replaced; None if a value is unknown
 Expand = Callable[[str, str], str | None]
 
-_LONGEST = 60  # of a condition that is shown
+_LONGEST = 60  # characters of a condition in the report
 _ONE_LINE = re.compile(
     r"(?P<blank>\s*)if\s+(?P<test>.+?)\s*;\s*then\s+(?P<yes>.+?)"
     r"(?:;\s*else\s+(?P<no>.+?))?;?\s*fi\s*(?:#.*)?"
@@ -27,7 +27,7 @@ _IF = re.compile(
 )
 _THEN = re.compile(r"\s*then\b")
 _WITH_REST = re.compile(r"\s*(?:then|else)\b(?P<rest>.*)")
-_LONGEST_LINE = 4_000  # of a line that may be a condition
+_LONGEST_LINE = 4_000  # most characters of a line that is read as a condition
 _NOT_FOLLOWED = "all branches are read: the conditions could not be followed"
 _CASE = re.compile(r"\s*case\s+(?P<subject>.+?)\s+in\s*(?:#.*)?")
 _PATTERN = re.compile(r"\s*\(?(?P<patterns>[^()]+?)\)(?P<body>.*)", re.DOTALL)
@@ -55,11 +55,11 @@ class Branch(NamedTuple):
 
 
 class _Frame:
-    """An `if` or `case` that is being read.
+    """An `if` or `case` statement whose end was not read yet.
 
-    `subject`: text that a `case` compares; None for an `if`. `active`: whether the lines of the present branch count.
-    `done`: whether a branch was chosen. `parent`: whether the statement itself is in a branch that counts. `line`,
-    `text`: its line and condition.
+    `subject`: text that a `case` compares; None for an `if`. `active`: whether the present branch is the chosen one.
+    `done`: whether a branch was chosen. `parent`: whether the statement itself is in a chosen branch. `line`, `text`:
+    line and condition of the statement.
     """
 
     def __init__(self, parent: bool, line: int, text: str) -> None:
@@ -73,9 +73,9 @@ class _Frame:
 
 
 def choose_branches(text: str, expand: Expand) -> tuple[str, list[Branch]]:
-    """Return a shell text with one branch of each condition, and the choices.
+    """Return (shell script with only the chosen branches, the choices).
 
-    `expand`: function (text so far, text) that replaces the variables of a text.
+    `expand`: replaces the variables of a text.
     """
     kept: list[str] = []
     chosen: list[Branch] = []
@@ -89,7 +89,7 @@ def choose_branches(text: str, expand: Expand) -> tuple[str, list[Branch]]:
     for number, line in enumerate(lines, 1):
         counts = all(frame.active and frame.parent for frame in frames)
         whole = not continued and len(line) < _LONGEST_LINE
-        # `if` also begins a line of other languages, in a document within the script
+        # A here-document may have lines of another language that begin with `if`
         found = _IF.fullmatch(line) if whole else None
         if found is not None and found["rest"] is None:
             behind = next((each for each in lines[number:] if each.strip()), "")
@@ -104,7 +104,7 @@ def choose_branches(text: str, expand: Expand) -> tuple[str, list[Branch]]:
                 chosen.append(Branch(number, _shown(match["test"]), taken))
             continue
         handled = whole and _keyword(line, number, frames, counts, value, chosen)
-        # What follows a keyword or a pattern of `case` on its line counts as well
+        # Commands may follow a keyword or a pattern of `case` on the same line
         rest = _rest(line) if handled and frames and frames[-1].active else ""
         if handled and frames and frames[-1].is_case and frames[-1].active:
             inner = _PATTERN.fullmatch(line)
@@ -112,7 +112,7 @@ def choose_branches(text: str, expand: Expand) -> tuple[str, list[Branch]]:
                 rest = inner["body"]
         if frames and frames[-1].is_case and line.split("#")[0].rstrip().endswith(";;"):
             rest = re.sub(r";;\s*$", "", rest)
-            kept.append(_ended(line, rest, handled, counts))
+            kept.append(_before_end(line, rest, handled, counts))
             frames[-1].active = False
             continue
         kept.append(rest if handled else line if counts else "")
@@ -122,14 +122,14 @@ def choose_branches(text: str, expand: Expand) -> tuple[str, list[Branch]]:
 
 
 def _rest(line: str) -> str:
-    """Return what follows `then` or `else` on its line; "" if nothing follows."""
+    """Return the text after `then` or `else` on a line; "" if there is none."""
     match = _IF.fullmatch(line) or _WITH_REST.fullmatch(line)
     rest = match["rest"] if match is not None else None
     return "" if rest is None or rest.lstrip().startswith("#") else rest
 
 
-def _ended(line: str, rest: str, handled: bool, counts: bool) -> str:
-    """Return what counts of a line that ends a branch of `case`."""
+def _before_end(line: str, rest: str, handled: bool, counts: bool) -> str:
+    """Return the part of a line that still belongs to a branch of `case`: the text before `;;`."""
     if handled:
         return rest
     if counts:
@@ -145,7 +145,7 @@ def _keyword(
     value: Callable[[str], str | None],
     chosen: list[Branch],
 ) -> bool:
-    """Return whether a line begins, continues or ends an `if` or `case`, and keep the frames.
+    """Return whether a line begins, continues or ends an `if` or `case`, and update the frames.
 
     `number`: number of the line. `frames`: statements that are being read, the innermost last. `counts`: whether the
     line counts. `value`: replaces the variables of a text. `chosen`: the choices so far.

@@ -37,7 +37,9 @@ _RLINF_TASKS = (
     "coding",
 )
 _RLINF_SIMULATED = ("actor", "env", "rollout")  # components of a job with simulators
-_NO_BOUND = 0.99  # of a ratio below, where there is none
+_NO_BOUND = (
+    0.99  # lower clip distance for an algorithm without a lower bound of the ratio
+)
 _RLINF_TENSOR = "rollout.tensor_parallel_size"
 
 
@@ -890,7 +892,7 @@ _AREAL_PART = re.compile(
     r"(?:([a-z]+)(?:\[(\w+)\])?:)?\(?(?:attn:)?((?:[dptce][1-9][0-9]*)+)(?:\|ffn:[^)]*)?\)?"
 )
 _AREAL_REJECTION = ("metric", "upper", "lower", "level", "action")
-_NO_CAP = 1e6  # of a weight, where there is none
+_NO_CAP = 1e6  # upper bound of a weight for a library without an upper bound
 _AREAL_BESIDE = r"(?![^()]*\))"  # not inside brackets
 
 
@@ -983,9 +985,10 @@ def import_areal(draft: Draft, per_node: int) -> Imported:
 
 
 def _set_areal_correction(draft: Draft) -> None:
-    """Write how samples of older versions and of the engine are weighed, and which are left out.
+    """Write the importance weights of samples from older versions and from the engine, and which samples are left out.
 
-    AReaL weighs them only with `use_decoupled_loss`; what is above a bound is left out (mask) or cut (clamp).
+    AReaL uses weights only with `use_decoupled_loss`. A sample whose weight is above the bound is left out (mask), or
+    its weight is reduced to the bound (clamp).
     """
     switch = "actor.use_decoupled_loss"
     block = "actor.rejection_sampling."
@@ -1024,7 +1027,7 @@ def _is_number(value: object) -> bool:
 
 
 def _set_areal_norms(draft: Draft) -> None:
-    """Write whether advantages are normalized, and the algorithm whose advantages those of a group are."""
+    """Write whether advantages are normalized, and the algorithm that computes the advantages of a group alike."""
     block = "actor.adv_norm."
     levels = [draft.value(f"{block}{part}_level", "batch") for part in ("mean", "std")]
     written = any(s.key.startswith(block) for s in draft.settings)

@@ -1,8 +1,8 @@
 """Import of NeMo-RL: the YAML of its GRPO and PPO.
 
-There, the cluster's nodes are for the policy, and generation shares them (`colocated`), or has nodes of its own, or
-some accelerators of the only node. Policy and engines that share leave in turn. One of two trainers is in use, DTensor
-(FSDP2) or Megatron; sizes and optimizer are those of its block.
+In NeMo-RL, the policy uses the cluster's nodes. Generation shares these nodes (`colocated`), has other nodes, or has
+some accelerators of the only node. If policy and engines share accelerators, they are offloaded in turn. The trainer is
+DTensor (FSDP2) or Megatron; sizes and optimizer come from the trainer's block.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from rlplace.imports.importer import Draft, Imported, finish
 from rlplace.imports.placing import Allocation
 from rlplace.imports.settings import Setting, leaves_of, read_block, text_of
 
-_ALONE = "_override_"  # in a block: it replaces that of the file below
-_DEEPEST = 20  # files that include each other
+_ALONE = "_override_"  # key in a block: the block replaces that of the included file
+_DEEPEST = 20  # most files in a chain of `defaults`
 _ENGINE_SIZES = {
     "vllm": "policy.generation.vllm_cfg.tensor_parallel_size",
     "sglang": "policy.generation.sglang_cfg.gpus_per_server",
@@ -64,13 +64,13 @@ def _merged(file: Path, depth: int) -> tuple[dict[str, Any], dict[str, Source]]:
     sources: dict[str, Source] = {}
     for name in [included] if isinstance(included, str) else included:
         other, places = _merged(file.parent / os.path.expanduser(str(name)), depth + 1)
-        below = _over(below, other)
+        below = _merge_blocks(below, other)
         sources |= places
-    return _over(below, mapping), sources | line_sources(text, str(file))
+    return _merge_blocks(below, mapping), sources | line_sources(text, str(file))
 
 
-def _over(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
-    """Return one block over another: blocks are merged, unless the upper one replaces the lower one."""
+def _merge_blocks(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
+    """Return `above` merged into `below`: blocks within are merged, too, unless a block in `above` replaces one."""
     result = dict(below)
     for key, value in above.items():
         if isinstance(value, Mapping):
@@ -78,7 +78,7 @@ def _over(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
             if not isinstance(lower, Mapping) or value.get(_ALONE):
                 lower = {}
             block = {k: v for k, v in value.items() if k != _ALONE}
-            result[key] = _over(lower, block)
+            result[key] = _merge_blocks(lower, block)
         else:
             result[key] = value
     return result
@@ -187,7 +187,7 @@ def _engines(draft: Draft, nodes: int, width: int) -> int:
 
 
 def _set_lengths(draft: Draft) -> None:
-    """Write the longest answer and the longest prompt. There, both may be as long as both together."""
+    """Write the longest answer and the longest prompt. In NeMo-RL, each may be as long as a whole sequence."""
     longest = draft.count("policy.max_total_sequence_length", 0)
     answer = draft.count("policy.generation.max_new_tokens", longest or 1024, 1)
     prompt = draft.count("data.max_input_seq_length", longest or 1024, 1)
@@ -231,7 +231,10 @@ def _set_correction(draft: Draft) -> None:
 
 
 def _set_baseline(draft: Draft) -> None:
-    """Write the algorithm whose baseline that of GRPO is there: with or without the deviation, and the own answer."""
+    """Write the algorithm with the baseline of NeMo-RL's GRPO.
+
+    NeMo-RL may leave out the division by the standard deviation, or the own answer from the baseline.
+    """
     if draft.at("algorithm.name") != "grpo":
         return
     deviation = bool(draft.value("grpo.normalize_rewards", True))
@@ -259,7 +262,8 @@ def _set_baseline(draft: Draft) -> None:
 def _set_trainer(draft: Draft, model: str, theirs: str, *, megatron: bool) -> None:
     """Write dtypes, optimizer, recomputation and passes of a trained model.
 
-    `model`: its component. `theirs`: its block there. `megatron`: whether Megatron trains it; otherwise DTensor.
+    `model`: component of the model. `theirs`: block of the model in NeMo-RL. `megatron`: whether Megatron trains the
+    model; otherwise DTensor.
     """
     trainer = f"{theirs}.{'megatron_cfg' if megatron else 'dtensor_cfg'}"
     if megatron:

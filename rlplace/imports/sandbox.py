@@ -1,14 +1,15 @@
-"""Run a launch script under bash, and record the programs that it would launch, each with its words.
+"""Run a launch script in bash, and record the programs that it would launch, with their arguments.
 
-The installed bash runs the script, so variables, conditions, loops and functions mean what they mean in a shell. The
-programs that a launch script ends in (`python3`, `torchrun`, `ray`, ...) are stubs: a stub records its words and ends.
-Of other programs, the script has a few that read and print (`TOOLS`); any other does nothing.
+The installed bash runs the script, so variables, conditions, loops and functions behave as usual. The programs that a
+launch script starts (`python3`, `torchrun`, `ray`, ...) are replaced by stubs: a stub records its arguments and ends. A
+few programs that read and print (`TOOLS`) are real; so are programs that write files, if the script is isolated. All
+other programs do nothing.
 
-A script is run isolated: in Linux namespaces of its own, without a network, without the files of the machine except
-the libraries of those tools and the folder of the script, and without the environment of the user except HOME and
-USER. What the script writes is in memory, and gone afterwards. Processor time, time, files and memory are limited.
-Where the machine permits no namespaces, only a script that the user trusts is run: it can read and write what the user
-can; its programs, its environment and its limits are the same.
+A script is run isolated, in its own Linux namespaces. It has no network. Of the machine's files it has only the
+libraries of the tools and the folder of the script, and of the user's environment only HOME and USER. Files that it
+writes are in memory, and removed afterwards. Processor time, elapsed time, files and memory are limited. If the machine
+permits no namespaces, only a script that the user trusts is run. Such a script can read and write all that the user
+can; its environment and limits are the same.
 """
 
 from __future__ import annotations
@@ -40,10 +41,10 @@ TOOLS = (
 )
 # Programs that write; they do nothing where the script is not isolated
 _WRITING = ("chmod", "cp", "ln", "mkdir", "mktemp", "mv", "rm", "tee", "touch")
-# Programs of the set-up of the namespaces
+# Programs that set up the namespaces
 _SYSTEM = ("mount", "umount", "pivot_root", "unshare", "setpriv")
-_SECONDS = 20  # time of a script
-_SLACK = 10  # time in which the namespaces are set up and taken down
+_SECONDS = 20  # most seconds of a script
+_SLACK = 10  # most seconds for setting up and removing the namespaces
 _LIMITS = "ulimit -t 10 -f 4096 -v 4000000 -n 256"
 _LIMITS_ISOLATED = "ulimit -u 200"
 _MOST_LAUNCHES = 100
@@ -52,7 +53,7 @@ _LIBRARIES = ("/lib", "/lib64", "/lib32", "/usr/lib", "/usr/lib64", "/usr/lib32"
 _END = b"\ncode "  # before the last line of what _RUN prints
 _PROJECT = (".git", "pyproject.toml", "setup.py", "setup.cfg")
 
-# Records its folder, its name and its words, each ended by a NUL
+# A stub: records its working folder, name and arguments, each ended by a NUL
 _STUB = """#!{bash}
 set -- "${{0##*/}}" "$@"
 files=({log}/launch.*)
@@ -62,7 +63,7 @@ exit 0
 """
 _NOTHING = "#!{bash}\nexit 0\n"
 _PASSES = '#!{bash}\nwhile [ "${{1#-}}" != "$1" ]; do shift; done\nexec "$@"\n'
-# Bash reads it before each script: programs, files and folders that are not there end no script
+# Bash reads this text before each script, so that a missing program, file or folder does not end the script
 _BEFORE = """command_not_found_handle() {{ printf '%s\\n' "$1" >> {log}/unknown; }}
 cd() {{ builtin cd "$@" 2> /dev/null || printf '%s\\n' "cd $*" >> {log}/unknown; }}
 source() {{
@@ -71,7 +72,7 @@ source() {{
 . () {{ source "$@"; }}
 export -f command_not_found_handle cd source
 """
-# Runs the script, and then prints what was recorded, each file behind its name and size
+# Runs the script, then prints each recorded file after its name and size
 _RUN = """exec 3>&1
 cd {folder}
 (
@@ -86,7 +87,7 @@ for file in {log}/launch.* {log}/unknown {log}/said; do
 done
 printf '\\ncode %s\\n' "$code" >&3
 """
-# Makes a root with nothing but the tools, the libraries and the folder of the script, and runs _RUN in it
+# Makes a root folder with only the tools, the libraries and the folder of the script, and runs _RUN in it
 _ISOLATE = """set -e
 mount -t tmpfs -o size=96m,mode=755 tmpfs {root}
 cd {root}
@@ -149,8 +150,8 @@ class Launch:
 class Ran:
     """The result of a run of a script.
 
-    `launches`: what it would launch, in order. `unknown`: programs, files and folders that it asks for and that are
-    not there. `code`: its exit code. `said`: its error output. `isolated`: whether it was isolated.
+    `launches`: the launches, in order. `unknown`: missing programs, files and folders that the script uses. `code`:
+    exit code of the script. `said`: error output of the script. `isolated`: whether the script was isolated.
     """
 
     launches: tuple[Launch, ...]
@@ -167,10 +168,11 @@ def run_script(
     *,
     trusted: bool = False,
 ) -> Ran:
-    """Run a launch script under bash, with stubs for what it launches.
+    """Run a launch script in bash, with stubs for the programs that it launches.
 
-    `words`: arguments of the script. `variables`: environment variables that it has besides HOME and USER. `trusted`:
-    whether it is run without isolation. Raises ConfigError if the machine has no bash, or cannot isolate the script.
+    `words`: arguments of the script. `variables`: environment variables of the script besides HOME and USER. `trusted`:
+    whether the script is run without isolation. Raises ConfigError if the machine has no bash, or cannot isolate the
+    script.
     """
     script = script.resolve()
     tools = _found(*TOOLS, *_WRITING)
@@ -371,7 +373,7 @@ def _answer(
 def _result(said: bytes, *, isolated: bool, home: tuple[str, str] = ("", "")) -> Ran:
     """Return the result that the output of _RUN describes.
 
-    `isolated`: whether the script was isolated. `home`: the empty folder that was HOME, and what HOME is outside.
+    `isolated`: whether the script was isolated. `home`: (empty folder that was HOME of the script, HOME of the user).
     """
     launches: list[Launch] = []
     unknown: tuple[str, ...] = ()

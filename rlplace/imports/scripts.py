@@ -1,7 +1,7 @@
 """Read a launch script of another library: by running it under bash with stubs, or as a text.
 
-Both give the words of one launch, the config file that the launch names, and lines that say how it was read: the
-branches that were chosen in a text, the other launches of a script, and what the script asks for in vain.
+Both give the words of one launch, the config file that the launch names, and lines about how the script was read: the
+chosen branches, the other launches of the script, and missing files and programs that the script uses.
 """
 
 from __future__ import annotations
@@ -166,7 +166,7 @@ def _place(word: str, text: str, file: str) -> Source:
 def _without_config(
     launch: Launch, words: Sequence[str]
 ) -> tuple[list[str], Path | None]:
-    """Return the words that are not about the config file, and the config file; None if it is not there."""
+    """Return (words without those that name the config file, config file; None if it does not exist)."""
     rest: list[str] = []
     named: dict[str, str] = {}
     waiting = ""

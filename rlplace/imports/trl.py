@@ -4,8 +4,9 @@ A script is parsed and not run. Its settings are the arguments of the config and
 constants or names of constants. A script that takes its arguments from the command line names a command in its
 docstring, which is read as if it had been typed.
 
-Every process has the model, whole or sharded as the config file of accelerate says; engines of vLLM are within the
-processes (`colocate`) or on accelerators of their own (`server`); without vLLM, the actor's processes generate.
+Every process has the model, whole or sharded as the config file of accelerate says. Engines of vLLM share the
+accelerators of the processes (`colocate`) or have other accelerators (`server`). Without vLLM, the actor's processes
+generate.
 """
 
 from __future__ import annotations
@@ -47,7 +48,9 @@ _LOSSES = {
     "cispo": "token",
 }
 _BLOCK = "vllm_importance_sampling_"
-_NO_BOUND = 0.99  # of a ratio below, where there is none
+_NO_BOUND = (
+    0.99  # lower clip distance for an algorithm without a lower bound of the ratio
+)
 
 
 # ── reading ──────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -251,7 +254,7 @@ def import_trl(draft: Draft, per_node: int) -> Imported:
     _set_model(draft)
     draft.apply_rules()
     if _rloo(draft) and "reference" in draft.placed:
-        # The KL of whole answers is taken from their scores there
+        # TRL's RLOO subtracts the KL of whole answers from their scores
         draft.set("algorithm.kl_in", "reward")
         draft.set("algorithm.kl_estimator", "k1")
         draft.derive("algorithm.kl_coef", draft.number("beta", _beta(draft)), "beta")
@@ -308,7 +311,7 @@ def _set_batches(draft: Draft, processes: int) -> None:
 
 
 def _set_algorithm(draft: Draft) -> None:
-    """Write the algorithm and the mean that its loss is."""
+    """Write the algorithm and the aggregation of its loss."""
     if "Async" in str(draft.value("trainer", "")):
         draft.derive(
             "algorithm.max_staleness",
@@ -347,7 +350,7 @@ def _set_algorithm(draft: Draft) -> None:
 
 
 def _set_clip(draft: Draft) -> None:
-    """Write the bounds of the ratio. With cispo, `epsilon_high` is the cap itself there, and no bound is below."""
+    """Write the bounds of the ratio. With TRL's cispo, `epsilon_high` is the upper bound, and there is no lower one."""
     high = draft.value("epsilon_high")
     cispo = draft.at("algorithm.surrogate") == "cispo"
     if cispo:
@@ -359,7 +362,7 @@ def _set_clip(draft: Draft) -> None:
 
 
 def _set_correction(draft: Draft, *, vllm: bool) -> None:
-    """Write how the probabilities of vLLM are corrected; `vllm`: whether it generates."""
+    """Write the correction for probabilities of vLLM that differ from the actor's. `vllm`: whether vLLM generates."""
     switch = f"{_BLOCK}correction"
     if not vllm or draft.value(switch, True) is False:
         draft.leave_uncorrected()
@@ -390,7 +393,7 @@ def _set_correction(draft: Draft, *, vllm: bool) -> None:
 
 
 def _set_model(draft: Draft) -> None:
-    """Write the model, its dtype of computation and LoRA."""
+    """Write the model, the dtype of its computation, and LoRA."""
     draft.set_model("actor.model", "model_name_or_path")
     half = draft.has("fp16") and not draft.has("bf16")
     whole = draft.value("bf16") is False and not half

@@ -78,7 +78,8 @@ def _text(file: Path) -> str:
 def machine_worked_s(system: Path = Path("/")) -> float | None:
     """Return for how many seconds, in sum, the machine's processors have worked since its start.
 
-    None if that is not known, or if this process may not use all processors: then other work need not be in its way.
+    Return None if the value is not known, or if this process may not use all processors: then other work need not slow
+    down this process.
     `system`: folder with the folder proc.
     """
     head, _, numbers = _text(system / "proc/stat").partition("\n")[0].partition(" ")

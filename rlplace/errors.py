@@ -367,7 +367,7 @@ class SimulatorError(_OneProblem):
 class RewardError(_OneProblem):
     """A reward function did not return a finite number for an episode. The policy was not trained on the episode.
 
-    `own`: whether the function has raised an error that is certainly its own: it would on every machine.
+    `own`: whether the error is certainly one of the function itself, so that it would happen on every machine.
     """
 
     own = False

@@ -22,7 +22,7 @@ def parsed(
     try:
         return json.loads(text, object_pairs_hook=pairs)
     except RecursionError:
-        # The error itself has a long traceback, and its text is about Python
+        # A RecursionError has a long traceback, and its text is about Python, not about the JSON
         raise ValueError("it is nested too deeply") from None
 
 

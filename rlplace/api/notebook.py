@@ -15,9 +15,7 @@ from rlplace.placement.show.drawing import PALETTE, style
 from rlplace.report.charts import Line, chart, styles
 from rlplace.report.record import Series
 
-_LEAST_S = (
-    0.5  # seconds between two pictures, so that drawing takes nothing of the training
-)
+_LEAST_S = 0.5  # least seconds between two pictures, so that drawing hardly slows down the training
 _LOOK = "<style>.rlplace-curve svg{{width:100%;max-width:42em}}{lines}</style>"
 
 
@@ -87,7 +85,7 @@ def _notebook() -> Any | None:
 
 
 def _output() -> Callable[[str], object]:
-    """Return a function that shows HTML in the output of the running cell, each time in place of the text before."""
+    """Return a function that shows HTML in the output of the running cell. Each call replaces the HTML before."""
     from IPython.display import HTML, display
 
     # IPython has no types

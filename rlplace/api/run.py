@@ -23,7 +23,7 @@ _KEY = "path"
 
 
 class Run:
-    """A run that has ended or is under way. What it has written is read when it is asked for.
+    """A run that has ended or is in progress. Its properties read the files that the run has written.
 
     `folder`: the folder of the run, with checkpoints, metrics, report and policy.
     """

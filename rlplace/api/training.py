@@ -59,7 +59,7 @@ def train(
             try:
                 folder = run_job(composed, signals, command, functions)
             finally:
-                # The last values may have come too soon after a picture
+                # The curve may not show the last values yet
                 if curve is not None:
                     curve.draw()
     except Stopped as stopped:

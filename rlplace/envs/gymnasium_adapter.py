@@ -115,8 +115,7 @@ class GymnasiumAdapter:
         from rlplace.envs.gymnasium_vector import GymnasiumVector
 
         with _library(config):
-            # With wrappers, Gymnasium's `TimeLimit` inside them counts the steps: a wrapper may make several steps at
-            # once
+            # With wrappers, Gymnasium's `TimeLimit` inside them counts: a wrapper may make several steps at once
             limit = None if config.wrappers else _limit(config)
             return GymnasiumVector(
                 [_make(config) for _ in range(rows)],

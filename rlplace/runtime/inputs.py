@@ -1,4 +1,4 @@
-"""What a run reads beside its config: data sets, folders of models, and code of the user. What has changed since then?
+"""Hashes of the files that a run reads: data sets, folders of models, and code of the user. A resume compares them.
 
 ::
 
@@ -6,8 +6,8 @@
                                                                                           │ inputs.json of a checkpoint
     the same config at a resume ─────────────────────────────────────────▶ sizes, hashes ─┴▶ what has changed
 
-Code may open files, too. Those count whose name is a text in the code, and that exist. A file whose name is put
-together while the code runs, a download and a database are not found.
+Code may open files, too. An existing file counts if its name is a string in the code. A file whose name is computed
+while the code runs, a download and a database are not found.
 """
 
 from __future__ import annotations
@@ -47,27 +47,27 @@ _PLACES = {"path", "paths", "file", "files", "folder", "folders", "dir", "direct
 # Words in keys whose files a run writes itself
 _WRITTEN = {"cache", "log", "logs", "out", "output", "record", "save", "temp", "tmp"}
 _CODE = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.-]*")
-# Of each key, so many bytes are compared as a whole. Further files are compared by their size, by blocks spread over
-# them, and by the time at which they were written: folders of images have many files
+# Bytes per key that are hashed completely. Further files are compared by size, by blocks spread over the file, and by
+# the time at which they were written
 _WHOLE_BYTES = 4 << 30
-# The same of a model, which has many gigabytes, and of which other weights differ in every block
+# The same for a model: it has many gigabytes, and other weights differ in every block
 _WHOLE_MODEL_BYTES = 256 << 20
 _BLOCKS = 64
 _BLOCK_BYTES = 64 << 10
-# Of each key, at most so many bytes are read; further files are compared by their size and time alone
+# Most bytes per key that are read at all; further files are compared only by size and time
 _MOST_BYTES = 5 << 30
-# Stands before the time at which a file was written
+# Text before the time at which a file was written
 _WRITTEN_AT = " written at "
-# Most files of one folder or program that are compared: the first ones by name
+# Most files of a folder or program that are compared, in the order of their names
 _MOST_FILES = 10_000
-# Keys that a text about compared files names
+# Most keys that a text about compared files names
 _SHOWN = 6
-# Changed files that a text names
+# Most changed files that a text names
 _NAMED = 4
 
 # Key of the config -> name of a file -> its size and hash
 Inputs = Mapping[str, Mapping[str, str]]
-# Behind the key of code: the files whose names are texts in the code
+# Suffix of a key of code, for the files whose names are strings in the code
 NAMED = ": files that its code names"
 
 
@@ -76,8 +76,8 @@ def inputs_of(
 ) -> Inputs:
     """Return what the run of a config reads: key of the config -> name of each file -> its size and hash.
 
-    `mapping`: the config as plain values. `code`: key -> a class of the user that the config does not name by a text.
-    Paths that do not exist, and code of installed libraries, are left out. So are files that the run writes itself.
+    `mapping`: the config as plain values. `code`: key -> class of the user, for classes that the config does not name.
+    Paths that do not exist, code of installed libraries, and files that the run writes itself are left out.
     """
     found: dict[str, dict[str, str]] = {}
     written_in = str(value_at(mapping, "runner.output_dir") or "")
@@ -101,7 +101,7 @@ def _add(
     files: Sequence[tuple[str, Path]],
     whole_bytes: int,
 ) -> None:
-    """Add the size and hash of each of the `files` of `key` to `found`. `whole_bytes`: bytes to read as a whole."""
+    """Add the size and hash of each of the `files` of `key` to `found`. `whole_bytes`: bytes to hash completely."""
     if files:
         found.setdefault(key, {}).update(_hashed(files, whole_bytes))
 
@@ -109,7 +109,7 @@ def _add(
 def _add_program(
     found: dict[str, dict[str, str]], key: str, module: str, without: str
 ) -> None:
-    """Add the files of a module to `found`, and those whose names are texts in its code.
+    """Add the files of a module to `found`, and the files whose names are strings in its code.
 
     `key`: config key that names the module. `without`: a folder whose files do not count.
     """
@@ -144,10 +144,10 @@ def written(inputs: Inputs) -> str:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Change:
-    """What has changed of the files that one key of a config names.
+    """The changes of the files that one config key names.
 
     `file`: name of the first changed file. `what`: all changes, in words. `certain`: False if the files were written
-    again, and what is compared of them is as before.
+    again and their compared parts are equal.
     """
 
     file: str
@@ -164,7 +164,7 @@ def changes(before: Inputs, now: Inputs) -> Mapping[str, Change]:
     for key, old in before.items():
         new = now.get(key)
         if new is None and key.endswith(NAMED):
-            # All of the files are gone, and the code that names them is there
+            # The code still exists, but all files that it names are gone
             new = {}
         if new is None or new == old:
             continue
@@ -180,7 +180,7 @@ def changes(before: Inputs, now: Inputs) -> Mapping[str, Change]:
 
 
 def _is_certain(old: str | None, new: str | None) -> bool:
-    """Return whether a file has certainly changed, and was not only written again. `old`, `new`: as for `_change`."""
+    """Return whether the content of a file has certainly changed. `old`, `new`: as for `_change`."""
     if old is None or new is None:
         return True
     return old.partition(_WRITTEN_AT)[0] != new.partition(_WRITTEN_AT)[0]
@@ -201,15 +201,16 @@ def _change(name: str, old: str | None, new: str | None) -> str:
     return f"{name} has {after:,} bytes instead of {before:,}"
 
 
-def without_named(key: str) -> str:
-    """Return the key of the config to which a key of `Inputs` belongs."""
+def config_key_of(key: str) -> str:
+    """Return the config key that belongs to a key of `Inputs`: the key without the suffix `NAMED`."""
     return key.removesuffix(NAMED)
 
 
-def decides(key: str) -> bool:
-    """Return whether files of `key` are known to decide what is learned: data sets, models and code of shipped jobs.
+def affects_learning(key: str) -> bool:
+    """Return whether files of `key` certainly affect what is learned: data sets, models and code of shipped jobs.
 
-    A file that is named by another argument, as of a simulator, or in code may also be one that the run itself writes.
+    Other files, such as those of a simulator's arguments or those that code names, may be files that the run writes
+    itself.
     """
     if key.endswith(NAMED):
         return False
@@ -242,8 +243,8 @@ def _texts(value: Any, key: str = "") -> Iterator[tuple[str, str]]:
 def _means_file(key: str, text: str) -> bool:
     """Return whether a text at `key` certainly is the path of a file or folder that the run reads.
 
-    That is so by the name of the key. An argument with another name counts if its text looks like the path of a file,
-    with a folder or a suffix, and there is such a file: "." and "train" are other things than folders there.
+    The name of the key decides. A text at another key counts if it has a folder or a suffix and such a file exists:
+    there, "." and "train" need not mean folders.
     """
     if key.endswith(".path"):
         return True
@@ -266,9 +267,9 @@ def _is_model(key: str) -> bool:
 def _files(path: Path, *, within: bool, without: str) -> list[tuple[str, Path]]:
     """Return (name, path) of a file, or of each file in a folder; [] if the path does not exist.
 
-    `within`: whether folders within the folder count. `without`: a folder that does not count, with all that is in it.
-    Hidden files and folders, whose names begin with a dot, are left out. Of more than `_MOST_FILES`, the first ones by
-    name are returned.
+    `within`: whether subfolders count. `without`: a folder that is left out with all its content. Hidden files and
+    folders, whose names begin with a dot, are left out. At most `_MOST_FILES` files are returned, in the order of their
+    names.
     """
     if os.path.isfile(path):
         return [(path.name, path)]
@@ -371,10 +372,10 @@ def _nodes(file: Path) -> Iterator[ast.AST]:
 
 
 def _named_files(program: Path) -> Iterator[tuple[str, Path]]:
-    """Yield (name, path) of each file that a text in a program names, and that exists.
+    """Yield (name, path) of each existing file that a string in a program names.
 
-    A relative name counts from the working folder and from the folder of the program. Code of Python does not count:
-    modules are found by their imports.
+    A relative name is looked up in the working folder and in the folder of the program. Python files are left out: they
+    are found by imports.
     """
     for name in _names_in(program):
         if not (os.path.dirname(name) or Path(name).suffix):
@@ -388,7 +389,7 @@ def _named_files(program: Path) -> Iterator[tuple[str, Path]]:
 
 
 def _names_in(program: Path) -> Iterator[str]:
-    """Yield each text in a program, and the last texts that `/` or a call such as `os.path.join` puts together."""
+    """Yield each string in a program, and each path that `/` or a call such as `os.path.join` joins from strings."""
     for node in _nodes(program):
         if isinstance(node, ast.Constant) and isinstance(node.value, str):
             yield node.value
@@ -434,9 +435,9 @@ def _of_module(name: Sequence[str], root: Path) -> Iterator[Path]:
 def _hashed(
     files: Sequence[tuple[str, Path]], whole_bytes: int
 ) -> Iterator[tuple[str, str]]:
-    """Yield (name, size and hash) of each file that can be read; the size alone behind the most bytes.
+    """Yield (name, size and hash) of each file that can be read. After `_MOST_BYTES` the hash is left out.
 
-    `whole_bytes`: so many bytes are read as a whole. Further files get the time at which they were written, too.
+    `whole_bytes`: bytes that are hashed completely. For further files, the time at which they were written is added.
     """
     left = whole_bytes
     read = 0

@@ -230,7 +230,7 @@ def _changed_inputs(
     return {
         key: change
         for key, change in changed.items()
-        if not _is_within(inputs.without_named(key), tuple(differences))
+        if not _is_within(inputs.config_key_of(key), tuple(differences))
     }
 
 
@@ -357,7 +357,7 @@ def _other_experiment(
     # Of a custom job, only its workers know what its files mean
     edited = []
     for key, change in (changed or {}).items():
-        told = isinstance(job.config, OpenConfig) or not inputs.decides(key)
+        told = isinstance(job.config, OpenConfig) or not inputs.affects_learning(key)
         told = told or not change.certain
         if not told and not _is_within(key, allowed):
             edited.append(key)

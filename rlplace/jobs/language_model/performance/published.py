@@ -1,16 +1,18 @@
-"""A profile of a language-model job from published rates of its accelerators, for use before anything is measured.
+"""Makes a profile of a language-model job from published rates of its accelerators, without measurements.
 
-A pass over tokens takes three kinds of time, each from a published rate of which software reaches a part:
+A pass over tokens takes three kinds of time. Each follows from a published rate, and from the share that software
+reaches:
 
     multiplying     2 operations for each weight and token (Kaplan et al. 2020, arXiv:2001.08361), and attention's
-    reading         what layers write and read between multiplications: some times what a backward pass keeps of them
-    gathering       FSDP's weights over the links, which the next layer's work hides
+    reading         memory traffic of layers between multiplications: a multiple of the stored activations
+    gathering       FSDP's weights over the links, overlapped with the work of the layer before
 
-Learning is a forward pass, another one where layers are recomputed, and twice a forward pass for the backward pass. A
-decoding step reads the weights that its answers use, and the keys and values of all answers in flight.
+Learning takes a forward pass, a second one if layers are recomputed, and a backward pass, which takes as long as two
+forward passes. A decoding step reads the weights that its answers use, and the keys and values of all answers in
+flight.
 
-The parts that software reaches are assumed, and what processors do is as well: every cost is marked *assumed*.
-`docs/validation_seconds.md` compares the seconds with those that others have published.
+The shares that software reaches, and the seconds of processors, are assumed: every cost is marked *assumed*.
+`docs/validation_seconds.md` compares predictions with published seconds.
 """
 
 from __future__ import annotations
@@ -48,24 +50,24 @@ _MULTIPLYING = 0.7
 _ATTENTION = 0.4
 _MEMORY = 0.75
 _LINK = 0.7
-# Matrices of this width reach half of what wide ones do: experts, and layers of small models
+# A matrix of this width reaches half the rate of a wide one. Experts and layers of small models have such matrices
 _NARROW = 1024
-# How often what a layer keeps for the backward pass is written and read in a forward pass
+# Memory traffic of a forward pass, as a multiple of the activations that a layer stores for the backward pass
 _TRAFFIC = 4.0
-# How often logits are written and read in a forward pass, as float32
+# Memory traffic of logits in a forward pass, as a multiple of their size in float32
 _LOGITS = 4.0
-# Seconds of a pass, for each layer and what surrounds them
+# Fixed seconds of a pass for each layer
 _LAYER_S = 1e-4
 _STEP_S = 0.003  # other seconds of an engine's decoding step
-_KERNELS_S = 7e-5  # kernels of a layer in it, one after the other; those of experts take as long again
-_SEQUENCE_S = 2e-5  # of them, for each answer: sampling, and handing it on
+_KERNELS_S = 7e-5  # seconds of a decoding step for the kernels of a layer; twice as many with experts
+_SEQUENCE_S = 2e-5  # seconds of a decoding step for each answer: sampling, and passing on the token
 _REDUCE_S = 1.5e-5  # an exchange of a few bytes between accelerators
 _CALL_S = 0.001  # seconds of a process for a Ray call
-_LAP_S = 1e-4  # of a message, a reward, or a turn of an environment
-_REST_S = 2e-3  # of what a call does outside of its measured parts
+_LAP_S = 1e-4  # seconds of a message, a reward, or a turn of an environment
+_REST_S = 2e-3  # seconds of a call outside of its measured parts
 _IN_FLIGHT = (1, 16, 64, 256, 1024)
 _TOKENS = (64, 1024, 8192, 65536)
-# Numbers of ranks at which costs that depend on them are given
+# Numbers of ranks for which costs are given, if costs depend on the number of ranks
 _RANKS = tuple(2**n for n in range(18))
 # Assumed lengths of answers, as shares of the longest
 _ENDED = (0.2, 0.4, 0.6, 0.8, 1.0)
@@ -96,7 +98,7 @@ class TextLengths(NamedTuple):
 
     @property
     def sample(self) -> float:
-        """The mean length of a sample, where each token counts: how many tokens its neighbours are in one text."""
+        """The mean length of samples, weighted by their tokens: the length of the text in which a random token is."""
         whole = [self.prompt + answer for answer in self.answers]
         return sum(n * n for n in whole) / sum(whole)
 
@@ -295,7 +297,7 @@ class _Work:
     def _matrices(self) -> Iterator[tuple[Weight, int]]:
         """Yield (matrix, number of layers that have it) for each matrix that a token is multiplied with.
 
-        The embedding of a token is looked up. Tied weights stand once, and make the logits.
+        The input embedding is left out, since a token is looked up in it. Tied weights count once, for the logits.
         """
         model = self._model
         vocabulary = (model.vocabulary, model.hidden)
@@ -316,7 +318,7 @@ class _Work:
         model = self._model
         rates = self._rates
         attention = model.attention
-        # Scores and their sums with values, for half of the text on average
+        # Attention scores and weighted sums of values; on average over half of the text
         width = attention.heads * attention.head_dim
         attending = 4 * model.layers * width * self._lengths.sample / 2
         kept = sum(b.layers * b.saved.bytes_per_token(_BF16, 1) for b in model.blocks)
@@ -353,7 +355,7 @@ class _Work:
         """Return the seconds of a step in which an engine draws one token for each of `answers` answers."""
         rates = self._rates
         memory = rates.memory_bytes * _MEMORY * self._each
-        # Of a mixture of experts, those that one of the answers uses
+        # For a mixture of experts, only experts that at least one answer uses
         used = sum(
             w.elements * copies * (1 - (1 - w.met) ** answers)
             for w, copies in self._matrices()
@@ -371,7 +373,7 @@ class _Work:
         )
 
     def _summed_s(self, tokens: float) -> float:
-        """Return the seconds of the sums over accelerators that split the model: two in each layer."""
+        """Return the seconds of the all-reduces over accelerators that split the model: two in each layer."""
         if self._each == 1:
             return 0.0
         moved = 2 * _BF16 * self._model.hidden * tokens / self._rates.near_bytes
@@ -379,7 +381,7 @@ class _Work:
 
 
 def _reached(shape: Sequence[int]) -> float:
-    """Return the share of a wide matrix's rate of operations that a matrix of this shape reaches."""
+    """Return the rate of operations for a matrix of this shape, as a share of the rate for a wide matrix."""
     width = min(shape[-2:])
     return width / (width + _NARROW)
 
@@ -387,7 +389,7 @@ def _reached(shape: Sequence[int]) -> float:
 def _host_costs(role: str) -> Mapping[str, Sequence[tuple[float, float]]]:
     """Return the assumed costs of a component's work on processors: name -> points (size of the work, seconds).
 
-    They are of the size that runs of tiny models were measured to have: 0.03 to 0.5 ms for a message or a reward.
+    Their size comes from measured runs of tiny models: 0.03 to 0.5 ms for a message or a reward.
     """
     call = [(0.0, _LAP_S)]
     rest = [(0.0, _REST_S)]

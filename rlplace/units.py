@@ -49,9 +49,11 @@ def byte_unit(most: int) -> tuple[int, str]:
 
 
 def plural(count: int, noun: str) -> str:
-    """Return the noun in singular if `count` is 1, else in plural: `rank`, `ranks`."""
+    """Return the noun in singular if `count` is 1, else in plural: `rank`, `ranks`; `launch`, `launches`."""
     if count == 1:
         return noun
+    if noun.endswith(("ch", "sh", "s", "x")):
+        return f"{noun}es"
     return f"{noun}s"
 
 

@@ -146,8 +146,9 @@ def test_the_launch_with_the_most_options_is_taken_unless_another_is_named(
     assert chosen == ["a=2", "b=3", "c=4", "d=5"]
     assert any("launches 3 programs; number 3 is taken" in note for note in notes)
     assert read(script, 2)[0] == ["a=1", "b=2", "c=3"]
-    with pytest.raises(ConfigError, match="no such launch"):
+    with pytest.raises(ConfigError, match="no launch with this number") as caught:
         read(script, 4)
+    assert caught.value.problems[0].why == "the script has 3 launches"
 
 
 def test_a_script_that_launches_nothing_says_why(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""What both jobs that come with rlplace answer alike, such as how their config is read and how weights are sent."""
+"""Methods that both shipped jobs share, such as reading their config and choosing the transport of weights."""
 
 from __future__ import annotations
 

@@ -18,9 +18,9 @@ from rlplace.trained import Trained
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Transfer:
-    """What a new policy takes over from another one.
+    """The weights that a new policy takes over from a trained policy.
 
-    `taken`: names of the layers with the other policy's weights. `anew`: names of the layers that begin anew.
+    `taken`: names of the layers that take over weights. `anew`: names of the layers that keep their initial weights.
     `weights`: name -> weight, for all tensors of the layers in `taken`.
     """
 

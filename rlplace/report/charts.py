@@ -26,9 +26,11 @@ _RIGHT = _WIDTH - 12
 _TOP = 42
 _BOTTOM = _HEIGHT - 22
 _KEY = 12  # height of the names of several lines
-_MOST_POINTS = 500  # of a line: of more, the least and the greatest of neighbours
+_MOST_POINTS = 500  # most points of a line; of more, the least and greatest of neighbouring points are drawn
 _UNITS = ((1e9, "G"), (1e6, "M"), (1e3, "k"))
-_GAP = 1.5  # times the usual distance of two values: a longer one is a gap
+_GAP = (
+    1.5  # a distance between values above this multiple of the usual distance is a gap
+)
 _UPLOT = Path(__file__).with_name("uplot")
 _SCRIPT = Path(__file__).with_name("curves.js")
 _STYLE = Path(__file__).with_name("curves.css")
@@ -54,7 +56,7 @@ class Line(NamedTuple):
     def stretches(self) -> list[list[tuple[float, float]]]:
         """Return the points (x, value) of the line, in stretches between its gaps.
 
-        A gap is where two values are further apart than usual, in iterations: the others had no value.
+        There is a gap where two values are more iterations apart than usual: the iterations between them had no value.
         """
         iterations = self.series.iterations
         usual = 1.0
@@ -163,7 +165,7 @@ def _data(line: Line, stretches: Stretches) -> dict[str, object]:
     values: list[float | None] = []
     for stretch in stretches:
         if xs:
-            # The gap lies between the last place before it and the first one after it
+            # Put the gap between the last point before it and the first point after it
             xs.append((xs[-1] + stretch[0][0]) / 2)
             values.append(None)
         for x, value in stretch:

@@ -30,7 +30,7 @@ TENSORBOARD_FOLDER = "tensorboard"
 LINES_PER_HEADER = 40
 
 
-# Form of a return: those of some environments are at most 1, others are thousands.
+# Format of a return, which depends on its size: at most 1 in some environments, thousands in others.
 SCORE = "score"
 
 
@@ -140,7 +140,7 @@ _TEXT = (
     Column("held out", "eval/reward", ".3f", 9),
     # Tokens of an answer, on average.
     Column("tokens", "actor/length_learned", ",.1f", 8),
-    # Answers that a limit of tokens cut.
+    # Share of answers that a token limit cut off.
     Column("truncated", "actor/truncated_share", ".0%", 10),
     # Difference of engine and trainer, in log-probabilities.
     Column("mismatch", "actor/mismatch", ".1e", 9),

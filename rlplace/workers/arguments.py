@@ -105,10 +105,10 @@ class WorkerArguments:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class TextArguments(WorkerArguments):
-    """What every worker of a run on a language model is told: the value of `Worker.config`.
+    """The value of `Worker.config` for every worker of a run on a language model.
 
     `resumed_at`: number of iterations before the checkpoint of a resumed run. `asked_before`: number of prompts that
-    the run has asked in these iterations.
+    the run has used in these iterations.
     """
 
     config: LanguageModelJobConfig
@@ -118,7 +118,7 @@ class TextArguments(WorkerArguments):
     def first_prompt(self, iteration: int) -> int:
         """Return the number, in the run, of the first prompt of `iteration`.
 
-        Prompts are numbered without gaps, also if a resume has changed how many an iteration asks.
+        Prompts are numbered without gaps, even if a resume has changed the number of prompts per iteration.
         """
         return self.asked_before + (iteration - self.resumed_at) * self.prompts
 
@@ -171,10 +171,10 @@ class TextArguments(WorkerArguments):
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class SimulatorArguments(WorkerArguments):
-    """What every worker of a run with simulators is told: the value of `Worker.config`.
+    """The value of `Worker.config` for every worker of a run with simulators.
 
     `spaces`: shapes of observations and actions. `routes`: which rows (environments) go from which rank to which.
-    `begins_with`: the trained policy whose weights a new run begins with; None: the weights are drawn.
+    `begins_with`: the trained policy with whose weights a new run begins; None: the weights are random.
     """
 
     config: SimulatorJobConfig

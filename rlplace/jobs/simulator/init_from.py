@@ -15,7 +15,7 @@ from rlplace.errors import Problem
 from rlplace.trained import Trained
 
 KEY = "init_from"
-# Settings of a network that do not change its layers
+# Settings of a network that do not change the shapes of its layers
 _FREE = ("initial_log_std",)
 
 

@@ -804,7 +804,7 @@ class EngineDemand:
             )
         if block.own and block.workspace_memory is not None:
             workspace = block.workspace_memory
-        # What penalties take besides is of no dummy step, by which vLLM sizes its cache
+        # vLLM sizes its cache by a dummy step, which does not include the memory of penalties
         penalised = 0
         if block.engine == "vllm" and block.penalties.keys() - {"min_tokens"}:
             penalised = step(formulas.PENALTY_SCORE_BYTES)
@@ -813,8 +813,9 @@ class EngineDemand:
             assert not isinstance(block.gpu_memory_utilization, str), (
                 "a case begins with all of it"
             )
-            # vLLM counts from the moment when its process has a context and its communicators: they are not of the
-            # share, but beside it.
+            # vLLM measures its share after its process has created a context and communicators: these are not part of
+            # the
+            # share.
             of_process = kept if block.engine == "vllm" else process
             taken = sum(of_process.values()) + weights + workspace
             cache = formulas.kv_share(

@@ -158,7 +158,7 @@ def _described(config: Mapping[str, object], key: str) -> Mapping[str, Any]:
 def _in_transformers(family: str) -> bool:
     """Return whether transformers knows a model family. Its lists are read as text, because an import takes seconds.
 
-    Return True if no list is found, as in other versions: then building the model answers.
+    Return True if no list is found, as in other versions: building the model then shows whether the family is known.
     """
     spec = importlib.util.find_spec("transformers")
     assert spec is not None, "it is installed"
@@ -184,7 +184,7 @@ def _kept(keys: str) -> Mapping[str, Any]:
     try:
         return parsed_object(file.read_text(encoding="utf-8"))
     except (OSError, ValueError):
-        # Described anew, and stored in place of a damaged file
+        # Compute the description again; it replaces the damaged file
         found = _ask(keys)
     if "error" not in found:
         try:

@@ -30,13 +30,13 @@ _TILE_TOKENS = 1 << 11
 CONTEXT_BYTES = 512 << 20
 # Captured CUDA graphs of an engine; they stay while it sleeps. Of 54 engines of vLLM 0.19: 0.51 to 1.85 GiB, mean 1.04
 GRAPHS_BYTES = 1 << 30
-# What an engine of vLLM takes outside of torch once it has computed: kernels that are loaded on first use. Of vLLM 0.18
+# Memory of a vLLM engine outside of torch after its first step: kernels that are loaded on first use. Of vLLM 0.18
 # and 0.19 on an H100: 0.24 to 0.27 GiB, 0.13 before
 KERNELS_BYTES = 256 << 20
-# The same, further, for an engine of several GPUs: NCCL's and other buffers of all-reduces, which do not depend on the
+# Additional memory for an engine of several GPUs: buffers of NCCL and of other all-reduces, which do not depend on the
 # model. Of vLLM 0.19 on H100s connected by NVLink: 1.8 to 1.9 GiB with 2 and with 4 GPUs
 ALL_REDUCE_BYTES = 1920 << 20
-# Bytes of each score (sequences x vocabulary) that drawing tokens holds: logits, as the model computes them and in
+# Bytes for each score (sequences x vocabulary) while tokens are sampled: logits, as the model computes them and in
 # float32, probabilities and noise. With log-probabilities of processed logits, 4 more
 SCORE_BYTES = 14
 LOGPROB_BYTES = 4

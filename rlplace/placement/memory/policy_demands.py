@@ -144,7 +144,7 @@ class PolicyRolloutDemand:
         if self.policy.weights:
             working["sync"] = {**working.get("sync", {}), Part.ACTIVATIONS: normalizer}
             working["rollout"] = {Part.ACTIVATIONS: answering + normalizer}
-        # An evaluation is in the same stage, before the iteration generates
+        # An evaluation runs in the same stage, before the generation of the iteration
         if self.played_bytes:
             working["rollout"] = larger(
                 working.get("rollout", {}), {Part.SIMULATOR: self.played_bytes}

@@ -456,7 +456,7 @@ def _changes(case: MemoryCase, short: Account) -> Iterator[Remedy]:
 
 
 def _sync_through_host(case: MemoryCase, holders: Sequence[str]) -> Iterator[Remedy]:
-    """Yield a sync through the hosts, if engines among `holders` hold a second copy of the weights during a sync."""
+    """Yield the remedy to sync weights through the hosts, if engines in `holders` hold a second copy during a sync."""
     engines = [case.demands.get(component) for component in holders]
     if not any(isinstance(e, EngineDemand) and e.sync.copy for e in engines):
         return

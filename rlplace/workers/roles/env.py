@@ -84,11 +84,11 @@ class EnvWorker(RoleWorker):
         )
 
     def _seed_numbers(self, iteration: int | None = None) -> None:
-        """Seed the random numbers of the process, for environments and tasks that draw from them.
+        """Seed the global random numbers of the process, for environments and tasks that use them.
 
-        `iteration`: the iteration that begins; None: none yet.
+        `iteration`: the iteration that begins; None before the first one.
         """
-        # A thread of this process may build a policy with seeded numbers of torch
+        # Another thread of this process may initialise a policy with torch's seeded random numbers
         with BUILDING:
             seed_global_numbers(
                 self.config.config.runner.seed, self.context.rank, iteration

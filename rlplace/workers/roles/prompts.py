@@ -180,7 +180,7 @@ class Prompts:
         for row in itertools.count():
             draws_since_new += 1
             identity = episode_identity(self.task, row)
-            # Without an identity, nothing tells whether two episodes are equal
+            # Without an identity, equal episodes cannot be recognised
             if identity is None or identity not in seen:
                 seen.add(identity)
                 length = len(self._begun(row, 1)[0])
@@ -330,7 +330,7 @@ class Prompts:
 
 
 def _conversation(env: TextEnvConfig, tokenizer: Tokenizer) -> Chat | PlainText:
-    """Return what makes the tokens of prompts: by the chat template if `env.chat` is set, else as plain text."""
+    """Return the converter from prompts to tokens: a chat template if `env.chat` is set, else plain text."""
     if env.chat:
         return Chat(tokenizer, system=env.system, arguments=env.template)
     return PlainText(tokenizer, system=env.system)
@@ -345,7 +345,7 @@ def rendered_by(
     """
     try:
         return _conversation(config.env, Tokenizer.load(model)).text
-    # Other checks say what is missing
+    # Other checks report a missing tokenizer
     except (ConfigError, ModuleNotFoundError):
         return None
 

@@ -162,7 +162,7 @@ def test_a_policy_is_played_with_them(wrapper: str, kwargs: dict[str, Any]) -> N
     changing = wrapper == "Plain"
     assert near(played, envs, 10 if changing else 1)
     (told,) = list(played.remarks) or [""]
-    assert ("change further: Plain" in told) == changing
+    assert ("continue to change: Plain" in told) == changing
 
 
 def test_numbers_beside_a_list_begin_anew_and_that_is_said() -> None:
@@ -173,7 +173,7 @@ def test_numbers_beside_a_list_begin_anew_and_that_is_said() -> None:
     played.take_statistics(envs.row_states())
     for again in (resumed, played):
         (remark,) = again.remarks
-        assert "begin anew: Listed" in remark
+        assert "start again: Listed" in remark
 
 
 @pytest.mark.parametrize("states", [[], [{}]])
@@ -181,7 +181,7 @@ def test_statistics_that_are_nowhere_are_said(states: list[Any]) -> None:
     played = made("WithObject")
     played.take_statistics(states)
     (remark,) = played.remarks
-    assert "begin anew: WithObject" in remark
+    assert "start again: WithObject" in remark
 
 
 def test_a_number_that_did_not_change_is_that_of_the_config() -> None:
@@ -225,4 +225,4 @@ def test_an_evaluation_without_those_of_the_training_says_so(wrapper: str) -> No
         remarks=remarks,
     )
     (remark,) = remarks
-    assert f"begin anew: {wrapper}" in remark
+    assert f"start again: {wrapper}" in remark

@@ -154,4 +154,4 @@ def test_numbers_of_agents_are_told() -> None:
     for _ in range(12):
         envs.step(np.zeros(3, np.int64))
     (remark,) = envs.remarks
-    assert "tests:Clocks shows different numbers" in remark
+    assert "tests:Clocks returns different numbers" in remark

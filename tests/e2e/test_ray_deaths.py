@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import signal
 import subprocess
 import time
@@ -17,6 +18,9 @@ from tests.e2e.training import Finished, finish, read_until, start
 pytestmark = pytest.mark.ray
 
 JOB = (*RAY_JOB, "checkpoint.every=2")
+
+# Every death is named by its cause within so many seconds
+NAMED_S = 15
 
 
 def of_ray(process: subprocess.Popen[str], name: str) -> psutil.Process:
@@ -128,8 +132,10 @@ def test_a_process_of_ray_that_stands_still_is_named(
     assert run.code == 1, run.out + run.err
     assert cause in run.err, run.err
     assert "[ray-died]" in run.err
-    # Its evidence, and no other cause
-    assert "state T for 8 s" in run.err
+    # Its evidence, and no other cause. A loaded machine looks later than after 8 s
+    stopped_s = re.search(r"state T for (\d+) s", run.err)
+    assert stopped_s is not None, run.err
+    assert 8 <= int(stopped_s[1]) <= NAMED_S
     assert "start_timeout_s" not in run.err
     assert "has died" not in run.err
     assert "fault in" not in run.out

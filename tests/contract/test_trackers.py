@@ -174,7 +174,7 @@ def test_a_run_that_waits_for_a_tracker_says_so_once(
             sink(iteration, 64, {"env/return": 1.0})
     said += capsys.readouterr().err
     assert said.count("[sink-slow]") == 1
-    assert "warning: runner.sinks: has not returned for 0 s" in said
+    assert "warning: runner.sinks: a call of this sink has not returned for 0 s" in said
     assert "wandb" in said
     assert "[sink-failed]" not in said
 

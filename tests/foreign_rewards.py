@@ -19,6 +19,11 @@ def trl_columns(completions: list[str], solution: list[str]) -> list[float]:
     return [float(c == s) for c, s in zip(completions, solution, strict=True)]
 
 
+def trl_columns_seen(completions: list[str], solution: list[str | None]) -> list[float]:
+    """A column that some rows of the data set lack."""
+    return [float(s is not None) for _, s in zip(completions, solution, strict=True)]
+
+
 def trl_messages(
     completions: list[list[dict[str, str]]], answer: list[str], **kwargs: Any
 ) -> list[float | None]:

@@ -6,6 +6,7 @@ import os
 import random
 import re
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -208,3 +209,47 @@ class RelativeLength:
     ) -> dict[str, list[float]]:
         longest = max(map(len, queries))
         return {"rewards": [self._scale * len(query) / longest for query in queries]}
+
+
+def how_many(completions: list[str], **columns: object) -> list[float]:
+    """The number of answers in the call."""
+    return [float(len(completions))] * len(completions)
+
+
+def compared(completions: list[str], **columns: object) -> list[float]:
+    """The share of equal answers in the call, for each answer."""
+    return [completions.count(each) / len(completions) for each in completions]
+
+
+def always_one(completions: list[str], **columns: object) -> list[float]:
+    """A list of one, whatever the call has."""
+    return [1.0]
+
+
+def fails_on_x(completions: list[str], **columns: object) -> list[float]:
+    """The length of each answer, unless one of them is x."""
+    if "x" in completions:
+        raise ValueError("one answer is x")
+    return [float(len(each)) for each in completions]
+
+
+def second_is_text(completions: list[str], **columns: object) -> list[object]:
+    return [1.0, *["very good" for _ in completions[1:]]]
+
+
+def places(completions: list[str], **columns: object) -> list[float]:
+    """The place of each answer in the call."""
+    return [float(place) for place in range(len(completions))]
+
+
+def process_of_all(completions: list[str], **columns: object) -> list[float]:
+    return [float(os.getpid())] * len(completions)
+
+
+def all_hang(completions: list[str], **columns: object) -> list[float]:
+    time.sleep(60)
+    return [1.0] * len(completions)
+
+
+def all_exit(completions: list[str], **columns: object) -> list[float]:
+    os._exit(3)

@@ -698,6 +698,8 @@ def check_task(
     evaluated: bool,
     components: Mapping[str, RewardConfig] | None = None,
     own: bool = True,
+    samples_per_prompt: int = 1,
+    eval_samples: int = 1,
     eval_prompts: int | None = None,
     rendered: Callable[[Prompt], str] | None = None,
 ) -> list[Problem]:
@@ -705,9 +707,10 @@ def check_task(
 
     If the task has no problems, the reward functions are called for one row of the task. `evaluated`: whether the task
     for held-out prompts is checked too; its warnings are among the problems. `components`: config key -> block, for
-    each reward component with a function. `own`: whether functions of the user are called, too. `eval_prompts`: number
-    of held-out prompts of an evaluation; None: all. `rendered`: returns a prompt as the text that the model reads;
-    None: prompts are compared by their messages.
+    each reward component with a function. `own`: whether functions of the user are called, too. `samples_per_prompt`,
+    `eval_samples`: number of answers to a prompt, in training and in an evaluation. `eval_prompts`: number of held-out
+    prompts of an evaluation; None: all. `rendered`: returns a prompt as the text that the model reads; None: prompts
+    are compared by their messages.
     """
     from rlplace.envs.text.held_out import held_out_warnings
     from rlplace.envs.text.probe import WARNING, probe_problems, row_problems
@@ -743,6 +746,8 @@ def check_task(
             timeout_s=config.reward_timeout_s,
             memory_bytes=config.reward_memory,
             own=own,
+            samples=samples_per_prompt,
+            eval_samples=eval_samples if evaluated else None,
         )
     sound = all(problem.code == WARNING for problem in problems)
     if evaluated and len(tasks) == len(seeds) and sound:

@@ -6,6 +6,11 @@ are quick only with short answers: they run in this process for short answers, a
     submit(case) ──▶ waiting ──▶ a free process: function by function ──▶ done() ──▶ (case, rewards)
                                       └ a function that hangs: the process is killed, RewardError names the sample
 
+Functions over lists get all samples of a prompt in one call, so that they can compare them. They wait for `whole`::
+
+    submit(case) ──┬──▶ functions of one answer, at once ──────────────────────────────┬──▶ done() ──▶ (case, rewards)
+                   └──▶ kept ── whole(group) ──▶ functions over lists, of the group ───┘
+
 Such a process runs this file as a module. Its argument is the file descriptor of a pipe.
 """
 
@@ -112,6 +117,14 @@ class InlineGrader:
             values[reward.name] = number_of(reward, case, value, self._on_poison)
         return values
 
+    @property
+    def by_group(self) -> bool:
+        """Whether a function waits for all episodes of a group: no shipped function does."""
+        return False
+
+    def whole(self, group: int) -> None:
+        """Do nothing: shipped functions grade each answer by itself."""
+
     def done(self, *, wait: bool) -> list[Graded]:
         """Return (case, rewards) for each episode that was graded since the last call. `rewards`: name -> value.
 
@@ -126,8 +139,21 @@ class InlineGrader:
         self._done = []
 
 
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Work:
+    """Episodes for one grader process, which calls some of the reward functions for them.
+
+    `cases`: one episode, or several of a group. `rewards`: indices of the reward functions. `tries`: how often the work
+    was repeated.
+    """
+
+    cases: tuple[Case, ...]
+    rewards: tuple[int, ...]
+    tries: int = 0
+
+
 class _GraderProcess:
-    """A process that runs reward functions, and the case that it grades at present."""
+    """A process that runs reward functions, and its present work."""
 
     def __init__(
         self, rewards: Sequence[Reward], memory_bytes: int, timeout_s: float
@@ -155,10 +181,9 @@ class _GraderProcess:
             other.close()
         _limit(self.pipe, timeout_s)
         self.pipe.send((memory_bytes, timeout_s, list(rewards)))
-        # The case in work, how often it was tried before, and its numbers so far
-        self.case: Case | None = None
-        self.tries = 0
-        self.values: dict[str, float] = {}
+        # The present work, and the number of its functions that have ended
+        self.work: _Work | None = None
+        self.ended = 0
         # Whether the functions are imported; and when to give up waiting
         self.ready = False
         self.deadline = time.monotonic() + _START_S
@@ -182,7 +207,7 @@ def _limit(pipe: Connection, seconds: float) -> None:
 class ProcessGrader:
     """A grader that runs reward functions in at most `processes` processes, which it owns.
 
-    It starts a further process when a case waits and no process is free.
+    It starts a further process when work waits and no process is free.
     """
 
     def __init__(
@@ -201,13 +226,42 @@ class ProcessGrader:
         self._most = processes
         self._on_poison = on_poison
         self._failures = failures or Failures()
-        # Cases, and how often each was tried
-        self._waiting: deque[tuple[Case, int]] = deque()
+        # Indices of the functions over lists, and of the functions of one answer
+        lists = [index for index, reward in enumerate(rewards) if reward.takes_lists]
+        self._of_groups = tuple(lists)
+        self._of_answers = tuple(i for i in range(len(rewards)) if i not in lists)
+        # Cases of groups that are not whole yet, for functions over lists
+        self._kept: dict[int, list[Case]] = {}
+        # Values so far of cases in work, by index of the function
+        self._values: dict[tuple[int, int], dict[int, float]] = {}
+        self._waiting: deque[_Work] = deque()
         self._processes: list[_GraderProcess] = []
 
+    @property
+    def by_group(self) -> bool:
+        """Whether a function waits for all episodes of a group."""
+        return bool(self._of_groups)
+
     def submit(self, case: Case) -> None:
-        """Put an episode that is to be graded into the queue. If a process is free, it begins to grade at once."""
-        self._waiting.append((case, 0))
+        """Queue an episode that is to be graded. If a process is free, the functions of one answer begin at once.
+
+        Functions over lists begin when `whole` says that all episodes of the group are here.
+        """
+        self._values[case.group, case.sample] = {}
+        if self._of_groups:
+            self._kept.setdefault(case.group, []).append(case)
+        if self._of_answers:
+            self._waiting.append(_Work((case,), self._of_answers))
+        self._assign()
+
+    def whole(self, group: int) -> None:
+        """Queue the submitted episodes of `group` for the functions over lists: no other episode of it will come."""
+        cases = self._kept.pop(group, [])
+        if not cases:
+            return
+        # The order in which the episodes ended is not the same in each run
+        cases.sort(key=lambda case: case.sample)
+        self._waiting.append(_Work(tuple(cases), self._of_groups))
         self._assign()
 
     def done(self, *, wait: bool) -> list[Graded]:
@@ -217,7 +271,7 @@ class ProcessGrader:
         failure has to stop the run.
         """
         done: list[Graded] = []
-        while busy := [worker for worker in self._processes if worker.case is not None]:
+        while busy := [worker for worker in self._processes if worker.work is not None]:
             # Wait for a message, no longer than the next deadline
             until = min(worker.deadline for worker in busy)
             pause = max(0.0, until - time.monotonic()) if wait and not done else 0.0
@@ -228,23 +282,28 @@ class ProcessGrader:
                 if worker.pipe in heard:
                     done += self._hear(worker)
                 elif worker.deadline <= time.monotonic():
-                    limit_s = self._timeout_s if worker.ready else _START_S
+                    limit_s = self._limit_s(worker) if worker.ready else _START_S
                     error = self._ended(worker, "reward-timeout", limit_s=limit_s)
                     done += self._failed(worker, error)
             if not heard and (done or not wait):
                 break
         return done
 
+    def _limit_s(self, worker: _GraderProcess) -> float:
+        """Return the longest time of one call for the worker's work: that of one episode, for each of its episodes."""
+        assert worker.work is not None
+        return self._timeout_s * len(worker.work.cases)
+
     def _assign(self) -> None:
-        """Give waiting cases to free processes. Start a process if none is free and the limit is not reached."""
+        """Give waiting work to free processes. Start a process if none is free and the limit is not reached."""
         while self._waiting:
-            # Remove processes that died while they had no case: no function is to blame
+            # Remove processes that died while they had no work: no function is to blame
             for worker in list(self._processes):
-                if worker.case is None and worker.popen.poll() is not None:
+                if worker.work is None and worker.popen.poll() is not None:
                     worker.close()
                     self._processes.remove(worker)
             # Take a free process, or start one
-            free = [worker for worker in self._processes if worker.case is None]
+            free = [worker for worker in self._processes if worker.work is None]
             if free:
                 worker = free[0]
             elif len(self._processes) == self._most:
@@ -254,35 +313,36 @@ class ProcessGrader:
                     self._rewards, self._memory_bytes, self._timeout_s
                 )
                 self._processes.append(worker)
-            worker.case, worker.tries = self._waiting.popleft()
-            worker.values = {}
+            worker.work = self._waiting.popleft()
+            worker.ended = 0
             if worker.ready:
                 self._show(worker)
 
     def _show(self, worker: _GraderProcess) -> None:
-        """Send the transcript of the worker's case to the worker's process.
+        """Send the transcripts of the worker's work to the worker's process.
 
-        The process waits for the transcript, so sending does not block, even if the transcript is long. If the process
-        stands still, this method returns at the deadline.
+        The process waits for the transcripts, so sending does not block, even if they are long. If the process stands
+        still, this method returns at the deadline.
         """
-        assert worker.case is not None
-        worker.deadline = time.monotonic() + self._timeout_s
+        work = worker.work
+        assert work is not None
+        worker.deadline = time.monotonic() + self._limit_s(worker)
+        transcripts = [case.transcript for case in work.cases]
         # `done` handles a process that has died or stands still
         with contextlib.suppress(
             BrokenPipeError, ConnectionResetError, BlockingIOError
         ):
-            worker.pipe.send(worker.case.transcript)
+            worker.pipe.send((work.rewards, transcripts))
 
     def _hear(self, worker: _GraderProcess) -> list[Graded]:
-        """Handle one message of a process. Return a list with the case if it is now finished, else an empty list.
+        """Handle one message of a process. Return the cases that are now graded by all functions.
 
         The message says that the process has imported the functions, or that one function has ended.
         """
-        assert worker.case is not None
-        case = worker.case
-        reward = self._rewards[len(worker.values)]
+        work = worker.work
+        assert work is not None
         try:
-            failure, value = worker.pipe.recv()
+            failure, values = worker.pipe.recv()
         except (EOFError, OSError):  # the pipe ended, perhaps within a message
             return self._failed(worker, self._died(worker))
         # First message: the functions are imported
@@ -290,56 +350,92 @@ class ProcessGrader:
             worker.ready = True
             self._show(worker)
             return []
-        worker.deadline = time.monotonic() + self._timeout_s
-        # A function that raised ends the case
+        worker.deadline = time.monotonic() + self._limit_s(worker)
+        index = work.rewards[worker.ended]
+        reward = self._rewards[index]
+        # A function that raised ends the work
         if failure is not None:
             text, own = failure
             raised = reward_failed(
-                reward, case, "reward-raised", error="raised", reason=text
+                reward,
+                work.cases[0],
+                "reward-raised",
+                error="raised",
+                samples=len(work.cases),
+                reason=text,
             )
             raised.own = own
             return self._failed(worker, raised)
         try:
-            worker.values[reward.name] = number_of(reward, case, value, self._on_poison)
+            numbers = [
+                number_of(reward, case, value, self._on_poison)
+                for case, value in zip(work.cases, values, strict=True)
+            ]
         except RewardError as error:
             # The process already runs the next function
             worker.close()
             self._processes.remove(worker)
             return self._failed(worker, error)
-        # More functions to come, or the case is graded
-        if len(worker.values) < len(self._rewards):
+        for case, number in zip(work.cases, numbers, strict=True):
+            self._values[case.group, case.sample][index] = number
+        # More functions to come, or the work is done
+        worker.ended += 1
+        if worker.ended < len(work.rewards):
             return []
-        values = worker.values
-        worker.case = None
+        worker.work = None
         self._assign()
-        return [(case, values)]
+        return self._graded(work.cases)
+
+    def _graded(self, cases: Sequence[Case]) -> list[Graded]:
+        """Return (case, rewards) for those of `cases` that all functions have graded, and forget their values."""
+        graded: list[Graded] = []
+        for case in cases:
+            place = (case.group, case.sample)
+            values = self._values[place]
+            if len(values) == len(self._rewards):
+                del self._values[place]
+                rewards = {
+                    reward.name: values[index]
+                    for index, reward in enumerate(self._rewards)
+                }
+                graded.append((case, rewards))
+        return graded
 
     def _failed(self, worker: _GraderProcess, error: RewardError) -> list[Graded]:
-        """Handle a failure of the worker's case: put it back into the queue, or return it with nan for all rewards.
+        """Handle a failure of the worker's work: queue it again, or give its cases nan for the rewards of the work.
 
-        A case with nan is left out of training. Raises `error` if the failure has to stop the run.
+        A case with nan is left out of training. Return the cases that are now graded by all functions. Raises `error`
+        if the failure has to stop the run.
         """
-        case = worker.case
-        worker.case = None
-        assert case is not None
-        again = self._failures.again(error, worker.tries)
+        work = worker.work
+        worker.work = None
+        assert work is not None
+        again = self._failures.again(error, work.tries, episodes=len(work.cases))
         if again:
-            self._waiting.append((case, worker.tries + 1))
+            self._waiting.append(dataclasses.replace(work, tries=work.tries + 1))
         self._assign()
         if again:
             return []
-        return [(case, {reward.name: math.nan for reward in self._rewards})]
+        for case in work.cases:
+            values = self._values[case.group, case.sample]
+            values |= dict.fromkeys(work.rewards, math.nan)
+        return self._graded(work.cases)
 
     def _ended(self, worker: _GraderProcess, code: str, **facts: Any) -> RewardError:
         """Kill the worker's process, and return the error of the reward function that it was running.
 
         `code`: code of the error. `facts`: values for its texts.
         """
-        assert worker.case is not None
+        work = worker.work
+        assert work is not None
         worker.close()
         self._processes.remove(worker)
         return reward_failed(
-            self._rewards[len(worker.values)], worker.case, code, **facts
+            self._rewards[work.rewards[worker.ended]],
+            work.cases[0],
+            code,
+            samples=len(work.cases),
+            **facts,
         )
 
     def _died(self, worker: _GraderProcess) -> RewardError:
@@ -359,6 +455,8 @@ class ProcessGrader:
     def close(self) -> None:
         """Drop all cases and end all processes. If a case is submitted later, a new process is started."""
         self._waiting.clear()
+        self._kept.clear()
+        self._values.clear()
         for worker in self._processes:
             worker.close()
         self._processes = []
@@ -385,6 +483,14 @@ class SplitGrader:
             self._here.submit(case)
         else:
             self._apart.submit(case)
+
+    @property
+    def by_group(self) -> bool:
+        """Whether a function waits for all episodes of a group: no shipped function does."""
+        return False
+
+    def whole(self, group: int) -> None:
+        """Do nothing: shipped functions grade each answer by itself."""
 
     def done(self, *, wait: bool) -> list[Graded]:
         """Return (case, rewards) for each episode that was graded since the last call. `rewards`: name -> value.
@@ -445,38 +551,43 @@ def grader_of(
 def main(pipe: Connection) -> None:
     """Run a grading process: import the functions, then grade the transcripts from `pipe` until it is closed."""
     memory_bytes, timeout_s, rewards = pipe.recv()
-    functions = [(reward, reward.function()) for reward in rewards]
+    functions = [reward.function_of_several() for reward in rewards]
     # Limit data, not address space: libraries map far more than they use
     resource.setrlimit(resource.RLIMIT_DATA, (memory_bytes, memory_bytes))
     pipe.send((None, "ready"))
     while True:
         try:
-            transcript = pipe.recv()
+            asked, transcripts = pipe.recv()
         except EOFError:
             # The grader was closed
             return
-        grade(pipe, functions, transcript, timeout_s)
+        grade(pipe, [functions[index] for index in asked], transcripts, timeout_s)
 
 
 def grade(
     pipe: Connection,
-    functions: Sequence[tuple[Reward, Callable[..., Any]]],
-    transcript: Transcript,
+    functions: Sequence[Callable[[Sequence[Transcript]], Sequence[Any]]],
+    transcripts: Sequence[Transcript],
     timeout_s: float,
 ) -> None:
-    """Run each function on a transcript, and send its result through `pipe`.
+    """Run each function on the transcripts, and send its results through `pipe`.
 
-    A result is (None, value), or ((error text, own), None) if the function raised; `own`: as in RewardError. After an
-    error, the later functions are not run. If a function takes much longer than `timeout_s`, a signal ends this
-    process.
+    A message is (None, values), or ((error text, own), None) if the function raised; `own`: as in RewardError. After an
+    error, the later functions are not run. `timeout_s`: longest time for one transcript. If a function takes much
+    longer, a signal ends this process.
     """
-    for _, function in functions:
+    patience_s = _PATIENCE * timeout_s * len(transcripts)
+    for function in functions:
         # Without a handler this signal ends the process, even in C code
-        signal.setitimer(signal.ITIMER_REAL, _PATIENCE * timeout_s)
+        signal.setitimer(signal.ITIMER_REAL, patience_s)
         try:
             # A function that changes facts changes only its own copy
-            facts = copy.deepcopy(transcript.facts)
-            value = function(dataclasses.replace(transcript, facts=facts))
+            values = function(
+                [
+                    dataclasses.replace(told, facts=copy.deepcopy(told.facts))
+                    for told in transcripts
+                ]
+            )
         except BaseException as error:  # noqa: BLE001  # any error of a user's function, and its exit, names the sample
             last = traceback.extract_tb(error.__traceback__)[-1]
             where = f"\n{last.filename}:{last.lineno}, in {last.name}: {last.line}"
@@ -486,7 +597,7 @@ def grade(
             return
         finally:
             signal.setitimer(signal.ITIMER_REAL, 0)
-        pipe.send((None, _number(value)))
+        pipe.send((None, [_number(value) for value in values]))
 
 
 def _number(value: Any) -> float | str:

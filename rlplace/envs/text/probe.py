@@ -16,14 +16,16 @@ from rlplace.envs.text.graders import Graded, ProcessGrader
 from rlplace.envs.text.rewards import Case, Reward, find_reward
 from rlplace.envs.text.right_answers import written_answers
 from rlplace.envs.text.rows import bad_row
-from rlplace.envs.text.signatures import depends_on_others, form_of
+from rlplace.envs.text.signatures import depends_on_others
 from rlplace.errors import Problem, RewardError
 from rlplace.units import clipped
 
-# Code of the warning about a function that compares the answers of a list
+# Code of the warning about a function that compares the answers of a list, and gets one
 WARNING = "reward-sees-one-answer"
-# Suffixes that make different answers of the probe's answer: of different lengths, right and wrong
-_OTHERS = ("", " ", " and so on, with some more words", "!" * 200)
+# Suffixes that make answers of the probe's answer: equal ones and others, of different lengths, right and wrong
+_OTHERS = ("", "", " ", " and so on, with some more words", "!" * 200)
+# Equal answers in the list that a function over lists gets: it returns a reward for each
+_EQUAL = 2
 # Most rows that are read before the start
 _MOST_ROWS = 20_000
 # Longest time of one function
@@ -39,13 +41,16 @@ def probe_problems(
     timeout_s: float,
     memory_bytes: int,
     own: bool = True,
+    samples: int = 1,
+    eval_samples: int | None = None,
 ) -> list[Problem]:
     """Call each reward function for one row of the task, with the right answer of the row. Return the problems.
 
     A function has a problem if it refuses its arguments or facts, raises an error, or returns no number: each run would
-    end. A function that compares the answers of a list has the problem `WARNING`, which does not prevent a run.
-    Functions of the user are called in a process with the limits `timeout_s` and `memory_bytes`. `own`: whether
-    functions of the user are called at all.
+    end. A function that compares the answers of a list has the problem `WARNING` if its lists have one answer, which
+    does not prevent a run. Functions of the user are called in a process with the limits `timeout_s` and
+    `memory_bytes`. `own`: whether functions of the user are called at all. `samples`: number of answers to a prompt.
+    `eval_samples`: the same in an evaluation, which has no reward components; None: there is no evaluation.
     """
     told = _probe(task)
     if told is None:
@@ -58,10 +63,20 @@ def probe_problems(
         elif own:
             limit_s = min(timeout_s, _LONGEST_S)
             problems = _of_own(reward, told, key, limit_s, memory_bytes)
-            if not problems and _compares_answers(reward, told, limit_s, memory_bytes):
-                leaf = "function" if reward.key else "name"
-                problems = [codes.problem(WARNING, f"{key}.{leaf}", reward.written)]
             found += problems
+            # Where the lists of the function have one answer
+            error = ""
+            if samples == 1:
+                error = "training"
+            elif eval_samples == 1 and not reward.key:
+                error = "evaluation"
+            if not error or problems:
+                continue
+            if _compares_answers(reward, told, limit_s, memory_bytes):
+                leaf = "function" if reward.key else "name"
+                found.append(
+                    codes.problem(WARNING, f"{key}.{leaf}", reward.written, error=error)
+                )
     return found
 
 
@@ -171,9 +186,13 @@ def _of_own(
     )
     with closing(grader):
         try:
-            grader.submit(Case(group=0, sample=0, transcript=told))
-            while not grader.done(wait=True):
-                pass
+            answers = _EQUAL if reward.takes_lists else 1
+            for sample in range(answers):
+                grader.submit(Case(group=0, sample=sample, transcript=told))
+            grader.whole(0)
+            graded = 0
+            while graded < answers:
+                graded += len(grader.done(wait=True))
         except RewardError as error:
             why = error.problem.why or ""
             if error.code == "reward-no-number":
@@ -187,8 +206,13 @@ def _of_own(
 class _DependsOnOthers(Reward):
     """A test in the form of a reward: whether a reward function gives rewards that depend on other answers."""
 
-    def function(self) -> Callable[[Transcript], float]:
-        """Return a function of a transcript that returns 1 if a reward depends on other answers, else 0."""
+    @property
+    def takes_lists(self) -> bool:
+        """False: the test makes the list of answers itself."""
+        return False
+
+    def function_of_several(self) -> Callable[[Sequence[Transcript]], list[Any]]:
+        """Return a function of transcripts, with 1 for each of them if a reward depends on other answers, else 0."""
         function = find_reward(self.written)
 
         def depends(told: Transcript) -> float:
@@ -200,14 +224,14 @@ class _DependsOnOthers(Reward):
                 depends_on_others(function, self.kwargs, transcripts, chat=self.chat)
             )
 
-        return depends
+        return lambda transcripts: [depends(told) for told in transcripts]
 
 
 def _compares_answers(
     reward: Reward, told: Transcript, timeout_s: float, memory_bytes: int
 ) -> bool:
     """Return whether a user's function compares the answers of a list with each other. Return False if it fails."""
-    if form_of(find_reward(reward.written)) == "transcript":
+    if not reward.takes_lists:
         return False
     names = [field.name for field in dataclasses.fields(Reward)]
     asked = _DependsOnOthers(**{name: getattr(reward, name) for name in names})

@@ -27,7 +27,7 @@ from rlplace.envs.text.right_answers import (
     alike,
     written_answers,
 )
-from rlplace.envs.text.signatures import GIVEN, adapted, form_of
+from rlplace.envs.text.signatures import GIVEN, LISTS, adapted, form_of
 from rlplace.envs.text.signatures import answer_text as answer_text
 from rlplace.envs.text.signatures import prompt_text as prompt_text
 from rlplace.envs.text.time_limit import TooLong, limited
@@ -115,14 +115,31 @@ class Reward:
         """Whether the function is `trusted`, and quick with answers of any length."""
         return self.trusted and self.written not in _QUICK_IF_SHORT
 
-    def function(self) -> Callable[[Transcript], float]:
-        """Return the reward function with its arguments filled in, so that it takes only a transcript.
+    @property
+    def takes_lists(self) -> bool:
+        """Whether one call of the function takes all samples of a prompt, in lists.
 
         Raises ConfigError if the function cannot be found.
         """
-        function = find_reward(self.written)
+        return not self.shipped and form_of(find_reward(self.written)) in LISTS
+
+    def function(self) -> Callable[[Transcript], Any]:
+        """Return the reward function with its arguments filled in, so that it takes only a transcript.
+
+        A function over lists gets lists of length one. Raises ConfigError if the function cannot be found.
+        """
         if self.trusted:
-            return functools.partial(function, **self.kwargs)
+            return functools.partial(find_reward(self.written), **self.kwargs)
+        several = self.function_of_several()
+        return lambda transcript: several([transcript])[0]
+
+    def function_of_several(self) -> Callable[[Sequence[Transcript]], list[Any]]:
+        """Return the reward function with its arguments filled in, as a function of transcripts, one value for each.
+
+        A function over lists is called once for all of them, any other function once for each. Raises ConfigError if
+        the function cannot be found.
+        """
+        function = find_reward(self.written)
         return adapted(function, self.kwargs, chat=self.chat)
 
 
@@ -271,12 +288,22 @@ def number_of(
 
 
 def reward_failed(
-    reward: Reward, case: Case, code: str, *, error: str = "", **facts: Any
+    reward: Reward,
+    case: Case,
+    code: str,
+    *,
+    error: str = "",
+    samples: int = 1,
+    **facts: Any,
 ) -> RewardError:
-    """Return the error that a reward function failed for one episode.
+    """Return the error that a reward function failed for one episode, or for several episodes of a group.
 
-    `code`: code of the error. `error`: name of the variant of the code's texts. `facts`: values for the texts.
+    `case`: the episode, or the first of the episodes. `code`: code of the error. `error`: name of the variant of the
+    code's texts. `samples`: number of episodes. `facts`: values for the texts.
     """
+    episodes = f"sample {case.sample} of group {case.group}"
+    if samples > 1:
+        episodes = f"the {samples} samples of group {case.group}"
     shown = with_length(case.transcript.answer, _SHOWN)
     key = f"reward function {reward.written}"
     timeout = "env.reward_timeout_s"
@@ -288,8 +315,7 @@ def reward_failed(
         key,
         repr(shown),
         error=error,
-        sample=case.sample,
-        group=case.group,
+        episodes=episodes,
         timeout=timeout,
         **facts,
     )

@@ -1,4 +1,4 @@
-"""Calls a reward function for one episode, in the form of its signature: that of rlplace, TRL, OpenRLHF or verl.
+"""Calls a reward function for episodes, in the form of its signature: that of rlplace, TRL, OpenRLHF or verl.
 
 ::
 
@@ -8,9 +8,9 @@
     f(queries, prompts, labels, **kwargs)                                OpenRLHF: a list or a tensor, {"rewards": ...}
     f(data_source, solution_str, ground_truth, extra_info, **kwargs)     verl: a number, {"score": ...}
 
-A function over lists is called with lists of length one, so that limits apply to each episode. So a function that
-compares the answers of a list gets only one answer; `depends_on_others` finds such functions. A function may be async.
-A class is instantiated with the arguments of the config; its instance is then called.
+A function over lists is called once for all samples of a prompt, so it can compare them. `depends_on_others` finds
+functions that do: their rewards mean nothing where a prompt has one sample. A function may be async. A class is
+instantiated with the arguments of the config; its instance is then called.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, Literal
 
 from rlplace.envs.text.contract import Message, Transcript
+from rlplace.units import counted
 
 Form = Literal["transcript", "lists", "trl", "openrlhf", "verl", "verl_lists"]
 # Parameters that rlplace gives to a function, by form; TRL's columns are given, too
@@ -33,6 +34,8 @@ GIVEN: Mapping[Form, tuple[str, ...]] = {
     "verl": ("data_source", "solution_str", "ground_truth", "extra_info"),
     "verl_lists": ("data_sources", "solution_strs", "ground_truths", "extra_infos"),
 }
+# Forms of functions that take lists, with an entry for each answer
+LISTS: frozenset[Form] = frozenset({"lists", "trl", "openrlhf", "verl_lists"})
 # The entry of a mapping that is the reward
 _SCORES = ("score", "rewards", "reward")
 
@@ -65,10 +68,12 @@ def parameters_of(function: Callable[..., Any]) -> Mapping[str, inspect.Paramete
 
 def adapted(
     function: Callable[..., Any], kwargs: Mapping[str, object], *, chat: bool
-) -> Callable[[Transcript], Any]:
-    """Return a reward function, or a class of reward functions, as a function of a transcript.
+) -> Callable[[Sequence[Transcript]], list[Any]]:
+    """Return a reward function, or a class of reward functions, as a function of transcripts.
 
-    `kwargs`: arguments of the config. `chat`: whether prompts are messages of a chat.
+    The returned function returns the rewards of the transcripts, in their order. It calls a function over lists once,
+    with all transcripts, and any other function once for each of them. `kwargs`: arguments of the config. `chat`:
+    whether prompts are messages of a chat.
     """
     arguments = kwargs
     called = function
@@ -78,21 +83,42 @@ def adapted(
         arguments = {}
     form = form_of(called)
     parameters = parameters_of(called)
+    takes_any = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
 
-    def reward(transcript: Transcript) -> Any:
+    def call(given: Mapping[str, Any]) -> Any:
         # A function that changes its arguments changes only its own copy
-        own = copy.deepcopy(dict(arguments))
-        if form == "transcript":
-            return _number_in(_awaited(called(transcript, **own)))
-        given = _given(form, transcript, chat) | own
-        if not any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
-            given = {name: value for name, value in given.items() if name in parameters}
-        value = _awaited(called(**given))
-        if form == "verl":
-            return _number_in(value)
-        return _only_one(value, form)
+        all_given = {**given, **copy.deepcopy(dict(arguments))}
+        if not takes_any:
+            all_given = {
+                name: value for name, value in all_given.items() if name in parameters
+            }
+        return _awaited(called(**all_given))
 
-    return reward
+    def one(transcript: Transcript) -> Any:
+        if form == "transcript":
+            own = copy.deepcopy(dict(arguments))
+            return _number_in(_awaited(called(transcript, **own)))
+        return _number_in(call(_given(form, transcript, chat)))
+
+    def rewards(transcripts: Sequence[Transcript]) -> list[Any]:
+        if form not in LISTS:
+            return [one(transcript) for transcript in transcripts]
+        each = [_given(form, transcript, chat) for transcript in transcripts]
+        return _listed(call(_joined(each)), len(transcripts), form)
+
+    return rewards
+
+
+def _joined(each: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Join the arguments of several answers: a list of one entry per answer becomes a list of all entries.
+
+    An answer without an argument that another answer has, such as a column, gets None there.
+    """
+    names = dict.fromkeys(name for given in each for name in given)
+    return {
+        name: [entry for given in each for entry in given.get(name, (None,))]
+        for name in names
+    }
 
 
 def depends_on_others(
@@ -107,33 +133,12 @@ def depends_on_others(
     Return False for functions of one answer, and for functions whose rewards differ between equal calls. `transcripts`:
     answers to one prompt. `kwargs`, `chat`: as for `adapted`. Raises the exceptions of the function.
     """
-    alone = adapted(function, kwargs, chat=chat)
-    called = function
-    arguments = kwargs
-    if inspect.isclass(function):
-        made: Any = function(**copy.deepcopy(dict(kwargs)))
-        called = made
-        arguments = {}
-    form = form_of(called)
-    if form in ("transcript", "verl"):
+    if form_of(function) not in LISTS:
         return False
-    each = [alone(transcript) for transcript in transcripts]
-    # Join the lists of length one to one list
-    given: dict[str, Any] = {}
-    for transcript in transcripts:
-        for name, values in _given(form, transcript, chat).items():
-            given.setdefault(name, []).extend(values)
-    given |= copy.deepcopy(dict(arguments))
-    parameters = parameters_of(called)
-    if not any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
-        given = {name: value for name, value in given.items() if name in parameters}
-    values = _number_in(_awaited(called(**given)))
-    if not hasattr(values, "__len__") or len(values) != len(transcripts):
-        return False
-    together = [_number_in(value) for value in values]
-    # In TRL, a reward None means that the function does not apply to the answer
-    together = [0.0 if value is None else value for value in together]
-    again = [alone(transcript) for transcript in transcripts]
+    rewards = adapted(function, kwargs, chat=chat)
+    each = [rewards([transcript])[0] for transcript in transcripts]
+    together = rewards(transcripts)
+    again = [rewards([transcript])[0] for transcript in transcripts]
     return _numbers(each) == _numbers(again) != _numbers(together)
 
 
@@ -214,23 +219,24 @@ def _number_in(value: Any) -> Any:
     return value
 
 
-def _only_one(values: Any, form: Form) -> Any:
-    """Return the reward in a list, an array or a tensor with one reward. Raises ValueError if it does not have one.
+def _listed(values: Any, answers: int, form: Form) -> list[Any]:
+    """Return the rewards in a list, an array or a tensor. Raises ValueError unless it has one for each answer.
 
-    In TRL, None means that a function does not apply to an answer, which then adds nothing to its reward.
+    `answers`: number of answers. In TRL, None means that a function does not apply to an answer, which then adds
+    nothing to its reward.
     """
     values = _number_in(values)
-    if not hasattr(values, "__len__") or len(values) != 1:
+    if not hasattr(values, "__len__") or len(values) != answers:
         many = f"a {type(values).__name__}"
         if hasattr(values, "__len__"):
             many = f"{len(values)} rewards"
         raise ValueError(
-            f"{many} for 1 answer: a function over lists returns a list, with a number for each"
+            f"{many} for {counted(answers, 'answer')}: a function over lists returns a list, with a number for each"
         )
-    value = _number_in(next(iter(values)))
-    if value is None and form == "trl":
-        return 0.0
-    return value
+    numbers = [_number_in(value) for value in values]
+    if form == "trl":
+        return [0.0 if number is None else number for number in numbers]
+    return numbers
 
 
 # ── a transcript as text ─────────────────────────────────────────────────────────────────────────────────────────────

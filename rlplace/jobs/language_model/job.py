@@ -109,6 +109,8 @@ class LanguageModelJob(TrainedJob):
                 components=functions,
                 # Failures of single answers may be what the config expects
                 own=config.faults.on_error == "stop",
+                samples_per_prompt=config.algorithm.samples_per_prompt,
+                eval_samples=runner.eval_samples,
                 eval_prompts=runner.eval_prompts,
                 rendered=rendered,
             )

@@ -100,7 +100,8 @@ class RewardFunctionWorker(Scorer):
     def _score(self, scoring: Scoring) -> None:
         grading: dict[tuple[int, int], Sample] = {}
         while scoring.due or grading:
-            for sample in scoring.take(wait=not grading):
+            taken = scoring.take(wait=not grading)
+            for sample in taken:
                 grading[sample.group, sample.sample] = sample
                 case = Case(
                     group=sample.group,
@@ -108,6 +109,9 @@ class RewardFunctionWorker(Scorer):
                     transcript=sample.transcript,
                 )
                 self._grader.submit(case)
+            # Groups arrive as a whole
+            for group in dict.fromkeys(sample.group for sample in taken):
+                self._grader.whole(group)
             graded = self._grader.done(wait=True)
             samples = [grading.pop((case.group, case.sample)) for case, _ in graded]
             scoring.put(

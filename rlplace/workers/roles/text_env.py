@@ -4,6 +4,7 @@
 
     prompts ──▶ requests ──▶ rollout ──▶ completions ──▶ reply? ── yes ──▶ requests (the next turn)
                                                             └ no ──▶ grader ──▶ samples: a group when it is complete
+    a reward function over lists grades a group when its last episode is over, any other function each episode at once
     end: every env rank puts Done for rank 0, which then puts one EndOfIteration for each rollout rank
 """
 
@@ -509,6 +510,8 @@ class Pass:
         # Open episodes by (group, sample)
         self._open: dict[tuple[int, int], OpenEpisode] = {}
         self._grading: dict[tuple[int, int], OpenEpisode] = {}
+        # Number of episodes in progress of each group, which the grader waits for
+        self._unfinished: dict[int, int] = {}
         # Samples that were left out after a failed reply
         self._left_out: list[Sample] = []
         # Prompt number of each group
@@ -558,6 +561,7 @@ class Pass:
                         left.append((group, number, tried[group] + 1))
                     continue
                 opened = self._prompts.opened(prompt)
+                self._unfinished[group] = samples
                 for sample, dialogue in enumerate(dialogues):
                     tokens = Episode(
                         group=group, sample=sample, prompt=prompt, images=images
@@ -606,6 +610,10 @@ class Pass:
         self._to_ask.clear()
         self._open.clear()
         self._replies.forget()
+        # The grader waits for no episode of these groups any more
+        for group in self._unfinished:
+            self._grader.whole(group)
+        self._unfinished.clear()
         while self._grading:
             self._graded(wait=True)
 
@@ -748,8 +756,23 @@ class Pass:
             self.watch.draw("turns", len(episode.answers))
             group, sample = place
             self._grader.submit(Case(group=group, sample=sample, transcript=transcript))
+            self._over(group)
             self.watch.lap("reward")
         self.watch.lap("sim")
+
+    def _over(self, group: int) -> None:
+        """Count an episode of `group` that is over or left out. After the last one, tell the grader about it."""
+        self._unfinished[group] -= 1
+        if self._unfinished[group]:
+            return
+        del self._unfinished[group]
+        if self._grader.by_group:
+            # Functions over lists begin now
+            now_s = time.perf_counter()
+            for (of_group, _), episode in self._grading.items():
+                if of_group == group:
+                    episode.submitted_s = now_s
+        self._grader.whole(group)
 
     def _failed(self, place: Place, error: Exception) -> None:
         """Restart the episode at `place` with the same prompt, or leave it out of its group if the config allows no
@@ -786,6 +809,7 @@ class Pass:
         self._left_out.append(
             dataclasses.replace(left_out, transcript=episode.transcript(failed=True))
         )
+        self._over(group)
 
     def _continued(self, episode: OpenEpisode, reply: str | None) -> Request | None:
         """Add the environment's reply to the episode, and return the request for the policy's next answer.

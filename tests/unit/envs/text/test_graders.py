@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import os
 import signal
@@ -60,6 +61,7 @@ def all_of(grader: Grader, cases: int) -> dict[int, dict[str, float]]:
 
 def graded(grader: Grader, one: Case) -> None:
     grader.submit(one)
+    grader.whole(one.group)
     grader.done(wait=True)
 
 
@@ -311,6 +313,104 @@ def test_where_poison_is_skipped_it_is_nan_and_other_failures_stay_errors(
     assert math.isnan(values["not_a_number"])
     with closing(grade([reward("text")], on_poison="skip", **limits)) as grader:
         assert failure(grader).code == "reward-no-number"
+
+
+# ── functions over lists ─────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_a_function_over_lists_gets_all_answers_of_a_group_in_one_call() -> None:
+    rewards = [reward("compared"), reward("length"), reward("how_many")]
+    with closing(in_process(*rewards)) as grader:
+        for sample, answer in ((2, "no"), (0, "yes"), (1, "yes")):
+            grader.submit(case(answer, sample))
+        # Functions of one answer do not wait for the others
+        assert grader.done(wait=True) == []
+        grader.whole(4)
+        found = all_of(grader, 3)
+        assert found == {
+            0: {"compared": pytest.approx(2 / 3), "length": 3, "how_many": 3},
+            1: {"compared": pytest.approx(2 / 3), "length": 3, "how_many": 3},
+            2: {"compared": pytest.approx(1 / 3), "length": 2, "how_many": 3},
+        }
+        # One sample of the next group is left out
+        grader.submit(case("yes", 0))
+        grader.whole(4)
+        assert all_of(grader, 1)[0]["how_many"] == 1
+        # Nothing is left of a group
+        grader.whole(4)
+        assert grader.done(wait=True) == []
+
+
+def test_answers_are_in_the_order_of_their_samples(tmp_path: Path) -> None:
+    with closing(in_process(reward("places"))) as grader:
+        for sample in (3, 0, 2, 1):
+            grader.submit(case("a", sample))
+        grader.whole(4)
+        assert all_of(grader, 4) == {n: {"places": n} for n in range(4)}
+
+
+def test_groups_are_graded_beside_each_other() -> None:
+    with closing(in_process(reward("process_of_all"), processes=2)) as grader:
+        for group in range(2):
+            for sample in range(2):
+                one = dataclasses.replace(case(sample=2 * group + sample), group=group)
+                grader.submit(one)
+            grader.whole(group)
+        used = [values["process_of_all"] for values in all_of(grader, 4).values()]
+    assert len(set(used)) == 2
+
+
+def test_a_function_over_lists_that_fails_leaves_out_its_group() -> None:
+    failures = tolerant("skip")
+    graders = ProcessGrader(
+        [reward("length"), reward("fails_on_x")],
+        timeout_s=60,
+        memory_bytes=4 << 30,
+        processes=1,
+        failures=failures,
+    )
+    with closing(graders) as grader:
+        for group, answers in ((4, ("x", "yes")), (5, ("no", "yes"))):
+            for sample, answer in enumerate(answers):
+                one = case(answer, 10 * group + sample)
+                grader.submit(dataclasses.replace(one, group=group))
+            grader.whole(group)
+        found = all_of(grader, 4)
+    nan = pytest.approx(math.nan, nan_ok=True)
+    assert found == {
+        40: {"length": 1, "fails_on_x": nan},
+        41: {"length": 3, "fails_on_x": nan},
+        50: {"length": 2, "fails_on_x": 2},
+        51: {"length": 3, "fails_on_x": 3},
+    }
+    assert failures.metrics("env")["env/failures"].value == 1
+
+
+@pytest.mark.parametrize(
+    ("name", "code", "what"),
+    [
+        ("fails_on_x", "reward-raised", "raised, for the 2 samples of group 4"),
+        (
+            "all_hang",
+            "reward-timeout",
+            "did not end within 1 s, for the 2 samples of group 4",
+        ),
+        ("all_exit", "reward-died", "died, for the 2 samples of group 4"),
+        ("always_one", "reward-raised", "raised, for the 2 samples of group 4"),
+        ("second_is_text", "reward-no-number", "returned no number, for sample 1 of"),
+    ],
+)
+def test_a_failure_with_several_answers_names_their_group(
+    name: str, code: str, what: str
+) -> None:
+    with closing(in_process(reward(name), timeout_s=0.5)) as grader:
+        for sample, answer in enumerate(("x", "yes")):
+            grader.submit(case(answer, sample))
+        grader.whole(4)
+        with pytest.raises(RewardError) as caught:
+            all_of(grader, 2)
+    assert caught.value.code == code
+    assert caught.value.problem.what.startswith(what)
 
 
 # ── what goes on ─────────────────────────────────────────────────────────────────────────────────────────────────────

@@ -15,8 +15,10 @@ from rlplace.config.blocks.language_model import (
     RewardFunctionConfig,
     TextEnvConfig,
 )
-from rlplace.envs.registry import check_task
+from rlplace.envs.registry import check_task, make_task
 from rlplace.envs.text import Message, Split, TextEpisode
+from rlplace.envs.text.probe import probe_problems
+from rlplace.envs.text.rewards import find_rewards
 from rlplace.errors import Problem
 
 ODD = "tests.odd_rewards"
@@ -80,7 +82,11 @@ def test_a_right_answer_that_is_a_mapping(tmp_path: Path) -> None:
     [
         (f"{ODD}:raises", "for the answer '4': KeyError: '4'"),
         (f"{ODD}:text", "for the answer '4', it returned 'very good'"),
-        (f"{ODD}:nothing", "for the answer '4': ValueError: a NoneType for 1 answer"),
+        (f"{ODD}:nothing", "for the answer '4': ValueError: a NoneType for 2 answers"),
+        (
+            f"{ODD}:always_one",
+            "for the answer '4': ValueError: 1 rewards for 2 answers",
+        ),
         (f"{FOREIGN}:trl_columns", "missing 1 required positional argument: 'sol"),
         (f"{ODD}:changes_facts", "for the answer '4': KeyError: 'hints'"),
     ],
@@ -239,16 +245,48 @@ def written(folder: Path, lines: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         ("RelativeLength", True),
         ("own_length", False),
         ("drawn", False),
-        ("one_alone", False),
+        ("compared", True),
     ],
 )
 def test_a_function_that_compares_answers_is_told(
     tmp_path: Path, name: str, told: bool
 ) -> None:
-    """Such a reward is the same for every answer, since functions get one answer at a time."""
+    """Where each prompt has one answer, such a reward is the same for every answer."""
     problems = found(tmp_path, f"{ODD}:{name}")
     keys = [(problem.code, problem.key) for problem in problems]
     assert keys == [("reward-sees-one-answer", "env.rewards[0].name")] * told
+
+
+@pytest.mark.parametrize(
+    ("samples", "eval_samples", "fix"),
+    [
+        (4, None, ""),
+        (4, 4, ""),
+        (4, 1, "runner.eval_samples: <2 or more>"),
+        (1, None, "algorithm.samples_per_prompt: <2 or more>"),
+    ],
+)
+def test_a_function_that_compares_answers_is_told_where_there_is_one(
+    tmp_path: Path, samples: int, eval_samples: int | None, fix: str
+) -> None:
+    config = TextEnvConfig(
+        task="prompts",
+        kwargs=rows(tmp_path),
+        rewards=(RewardFunctionConfig(name=f"{ODD}:relative_length"),),
+    )
+    task = make_task(config, seed=0, split="train")
+    problems = probe_problems(
+        find_rewards(config.rewards, task, chat=config.chat),
+        task,
+        timeout_s=20,
+        memory_bytes=4 << 30,
+        samples=samples,
+        eval_samples=eval_samples,
+    )
+    assert [problem.code for problem in problems] == ["reward-sees-one-answer"] * bool(
+        fix
+    )
+    assert all(fix in str(problem.fix) for problem in problems)
 
 
 def test_a_function_that_compares_answers_hides_no_other_warning(

@@ -35,6 +35,22 @@ def value(
     return reward.function()(told)
 
 
+def test_functions_over_lists_get_several_answers_in_one_call() -> None:
+    """An answer that lacks a column which another has gets None there."""
+    reward = named_reward(f"{MODULE}:trl_columns_seen", {}, key="env.rewards[0]")
+    other = dataclasses.replace(TOLD, answers=("5",), facts={"answer": "4"})
+    assert reward.takes_lists
+    assert reward.function_of_several()([TOLD, other]) == [1.0, 0.0]
+    for name in ("reward_func", "compute_scores", "BriefInLists"):
+        reward = named_reward(f"{MODULE}:{name}", {}, key="env.rewards[0]")
+        assert reward.takes_lists
+        wrong = dataclasses.replace(TOLD, answers=("no",))
+        assert reward.function_of_several()([wrong, TOLD])[0] == 0
+        assert reward.function_of_several()([TOLD, wrong])[1] == 0
+    for name in ("compute_score", "a_mapping", "Brief"):
+        assert not named_reward(f"{MODULE}:{name}", {}, key="x").takes_lists
+
+
 @pytest.mark.parametrize(
     ("name", "right"),
     [
@@ -120,6 +136,7 @@ def test_several_of_them_grade_one_answer_in_a_process() -> None:
     grader = ProcessGrader(rewards, timeout_s=60, memory_bytes=4 << 30, processes=1)
     try:
         grader.submit(Case(group=0, sample=0, transcript=TOLD))
+        grader.whole(0)
         graded: list[Any] = []
         while not graded:
             graded = grader.done(wait=True)

@@ -159,11 +159,13 @@ def test_a_damaged_file_is_named(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("env_ranks", [1, 2])
+@pytest.mark.parametrize("rewards", [(), ("tests.odd_rewards:how_many", "score")])
 def test_a_short_round_sends_the_groups_that_are_whole_and_a_long_one_those_that_were_left(
-    env_ranks: int, tmp_path: Path
+    env_ranks: int, rewards: tuple[str, ...], tmp_path: Path
 ) -> None:
     algorithm, learned = LONG | {"short_rounds": 2}, Counter[str]()
     env, folder = COUNTING | {"max_turns": 3}, tiny_tokenizer(tmp_path)
+    env |= {"rewards": [{"name": name} for name in rewards]}
     decode = Tokenizer.load(folder).decode
     with TextStage(
         folder, says, env=env, prompts=4, env_ranks=env_ranks, algorithm=algorithm
@@ -178,6 +180,9 @@ def test_a_short_round_sends_the_groups_that_are_whole_and_a_long_one_those_that
                 3,
             ]
             assert all(len(group) == 2 for group in groups)
+            if rewards:
+                all_seen = [sample.rewards["how_many"] for g in groups for sample in g]
+                assert set(all_seen) == {2}
             left = sum(value(m, "env/prompts_left") for m in metrics)
             assert left == (0 if iteration % 3 == 2 else 2)
             learned.update(

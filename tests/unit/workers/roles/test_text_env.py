@@ -179,6 +179,35 @@ def test_rewards_are_weighed(folder: Path) -> None:
     )
 
 
+@pytest.mark.parametrize("seed", range(3))
+def test_reward_functions_over_lists_get_whole_groups(folder: Path, seed: int) -> None:
+    """The answers of a prompt come in any order, and beside those of other prompts."""
+    rewards = [
+        {"name": "tests.odd_rewards:relative_length"},
+        {"name": "tests.odd_rewards:length"},
+    ]
+
+    def longer(request: Request, sample: int) -> str:
+        return "7" * (1 + sample) + "<eos>"
+
+    env = {"task": "arithmetic", "rewards": rewards}
+    with TextStage(folder, longer, env=env, samples=3, seed=seed) as stage:
+        stage.run()
+    samples = by_place(stage.groups()).values()
+    assert len(samples) == 9
+    for sample in samples:
+        assert sample.rewards["length"] == 1 + sample.sample
+        assert sample.rewards["relative_length"] == 0.5 - sample.sample / 2
+
+
+def test_an_evaluation_gives_functions_over_lists_its_own_groups(folder: Path) -> None:
+    runner = {"eval_every": 1, "eval_prompts": 2, "eval_samples": 3}
+    env = COUNTING | {"rewards": [{"name": "tests.odd_rewards:how_many"}]}
+    with TextStage(folder, says, env=env, runner=runner, algorithm=LONG) as stage:
+        (metrics,) = stage.evaluate()
+    assert value(metrics, "eval/reward") == 3
+
+
 def test_numbers_of_an_iteration(folder: Path) -> None:
     def some(request: Request, sample: int) -> str:
         return "7<eos>" if sample else "7 and 7 and 7 and 7 and 7 and 7 and 7"
@@ -634,6 +663,27 @@ def test_an_episode_whose_reply_fails_is_begun_anew_or_left_out(
     assert value(metrics, "env/failures") == failures
     assert [sample.poisoned for sample in group] == [False, bool(left_out)]
     assert value(metrics, "env/episodes") == 2 - left_out
+
+
+def test_a_function_over_lists_grades_the_answers_that_are_left(folder: Path) -> None:
+    """Sample 1 of the group has no reply: the function gets the other two."""
+    env = tools(odd="raises", again=True) | {
+        "rewards": [{"name": "tests.odd_rewards:how_many"}]
+    }
+    stage = TextStage(
+        folder,
+        lambda r, s: f"1{s}{r.turn}<eos>",
+        env=env,
+        prompts=1,
+        samples=3,
+        algorithm=LONG,
+        faults={"on_error": "skip"},
+    )
+    with stage:
+        stage.run()
+        (group,) = stage.groups()
+    assert [sample.poisoned for sample in group] == [False, True, False]
+    assert [group[0].reward, group[2].reward] == [2, 2]
 
 
 class Looking(Counting):

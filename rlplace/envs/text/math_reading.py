@@ -143,7 +143,7 @@ _NUMBER = (
 # Values that are no plain numbers: \sqrt{2}, 2\pi, x_2, \frac{x}{2}
 _SYMBOL = (
     r"\\(?:sqrt|pi|theta|alpha|beta|gamma|lambda|phi|infty|binom|[dtc]?frac|log|ln|sin"
-    r"|cos|tan|exp|emptyset|varnothing)(?![A-Za-z])"
+    r"|cos|tan|exp|emptyset|varnothing|overline|bar|dot|lfloor|lceil)(?![A-Za-z])"
 )
 _TOKEN = re.compile(
     rf"(?P<number>{_NUMBER})"
@@ -153,13 +153,22 @@ _TOKEN = re.compile(
     # CO2, x1, F-16, and the unit cm^2
     r"|(?P<word>[A-Za-z_]\w*+(?:-\d\w*+)*+(?:\^(?:\{\d{1,9}\}|\d))?)"
 )
-_ORDINAL = re.compile(r"(?:st|nd|rd|th)(?![A-Za-z])")
-_VARIABLE = re.compile(r"[xyzabcijknpqrtuvw](?![A-Za-z])")
+# 2nd, 5-th, 5\\text{th}, and the 3 of 3D
+_ORDINAL = re.compile(r"-?(?:\\text\{)?(?:st|nd|rd|th|D)(?![A-Za-z])")
+_VARIABLE = re.compile(r"[xyzabceijknpqrtuvw](?![A-Za-z])")
+# The base of 101_2 and 5_{7}
+_BASE = re.compile(r"_(?=[\d{])")
+# Numbers that name something: Step 3, Figure 2; and a modulus
+_REFERENCE = re.compile(
+    r"(?<![A-Za-z])(?:(?:step|case|question|problem|figure|table|equation|example)[ \t]"
+    r"|\\p?mod[ \t]?\{?|\(mod[ \t])$",
+    re.IGNORECASE,
+)
 _DEGREES = re.compile(r"\s{0,3}\^\s{0,3}\{?\s{0,3}\\circ")
 _POWER = re.compile(r"\s{0,3}(?:\^|\*\*)\s{0,3}")
 _OPERAND = re.compile(r"[-+]?\w+")
 # Characters before a number that show of what it is a part
-_AROUND = 12
+_AROUND = 16
 # Tags such as <answer>, and emphasis of Markdown such as **42**
 _TAG = re.compile(r"</?[A-Za-z]\w{0,20}>")
 _EMPHASIS = re.compile(
@@ -187,8 +196,8 @@ _OPERATION = re.compile(
     r"(?<=\d)\.$|[\d)}\]!][$ \t]{0,3}(?:[+*\u00f7]|\\(?:times|cdot|div)|(?<=\d):(?=$)|[ \t]-[ \t]"
     r"|[ \t](?:mod|times|plus|minus|over|out of)[ \t])[ \t$({]{0,3}$"
 )
-_PART = re.compile(r"[,;+*/&][\s]{0,3}$")
-_BRACKET = re.compile(r"\s{0,3}(?:[)\]]|\\right|\\\}|\\end)")
+_PART = re.compile(r"(?:[,;+*/&]|\\\\)[\s]{0,3}$")
+_BRACKET = re.compile(r"\s{0,3}(?:[)\]>]|\\r(?:ight|angle)|\\\}|\\end)")
 _MIXED_NUMBER = re.compile(r"[-+]?\d+[ ~]+(\d+)/(\d+)")
 _MARK = re.compile(
     r"(?<!#)####(?!#)[ \t]{0,9}"
@@ -202,6 +211,62 @@ _SOME_DENIAL = re.compile(
     r"\bno[tr]\b|never|n['\u2019]t|wrong|incorrect|false", re.IGNORECASE
 )
 _CURRENCY = re.compile(r"\\?[$\u20ac\u00a3\u00a5]")
+# Characters before and behind the last number that show whether it is the result
+_BEFORE = 60
+_AFTER = 30
+_PLAIN = r"[-+]?\d[\d,]*(?:\.\d+)?"
+# A number of which the last one is no more than a part: 2 and 3, 2 or 3, 3 to 5, 5 in 7, 2/3 of 6, 2 : 3
+_JOINED = re.compile(
+    rf"({_PLAIN})%?[$)}}\]\\]{{0,3}}[ \t]{{0,3}}(?:,?[ \t](?:or|and|to|in|of)[ \t]|[ \t]:[ \t])[ \t${{(\\]{{0,3}}$"
+)
+# A change, such as from 3 to 5, ends in its result
+_FROM = re.compile(r"(?<![A-Za-z])from[ \t$]{1,3}[-+]?[$\d.,%]{1,20} to[ \t$]{1,3}$")
+# A list at the end of an answer: x = 2, 3
+_LIST = re.compile(
+    r"(?:\A|[\n=:,;#]|(?<![A-Za-z])(?:is|are))[ \t${([\\]{0,5}"
+    rf"({_PLAIN})[$)}}\]\\]{{0,3}}[,;][ \t]{{1,3}}[${{(\\]{{0,3}}$"
+)
+_END = re.compile(r"[$)}\]\\.!]{0,4}[ \t]{0,3}(?:\n|\Z)")
+# Several values of one variable: x = 2 or x = 3, x_1 = 2, x_2 = 3
+_SAME_NAME = re.compile(
+    r"(?<![A-Za-z\\])([A-Za-z])(?:_\{?\w\}?)?[ \t]{0,3}=[ \t]{0,3}"
+    rf"({_PLAIN})[$)\\]{{0,3}}(?:[ \t]{{0,3}}[,;]|[ \t]{{1,3}}(?:or|and)(?![A-Za-z]))"
+    r"(?:[ \t]{1,3}(?:or|and))?[ \t$(\\]{0,5}\1(?:_\{?\w\}?)?[ \t]{0,3}=[ \t{]{0,3}$"
+)
+# Text before a number that makes it a part of an expression
+_NO_RESULT_BEFORE = re.compile(
+    # \pm 3, +/- 3, 3 x 4
+    r"(?:(?:\\pm|\\mp|\u00b1|\+/-|\+-|(?i:plus or minus))[ \t${(]{0,3}|\d[ \t]x[ \t]"
+    # f(2), 2(3), -(3), 0.(3)
+    r"|[A-Za-z0-9)}.-]\("
+    # log 2, sin(30), half of 6, 5 choose 2
+    r"|(?<![A-Za-z])(?i:log|ln|sin|cos|tan|exp|sqrt|arcsin|arccos|arctan|half(?: of)?|twice|double"
+    r"|triple|(?:square|cube|cubic|factorial|root|thirds?|quarters?) of|(?:divided|multiplied) by|choose)"
+    r"[ \t$({]{1,3}"
+    # x + 3, n/3, \pi + 3
+    r"|(?:(?<![A-Za-z\\])[a-z]|\\[A-Za-z]{2,10})[$ \t]{0,2}(?:[+*/]|[ \t]-(?=[ \t]))[$ \t]{0,2}"
+    # 2024-05-17, 2/3/4, 5'7", 2 remainder 3
+    r"|\d[-/]|\d['\u2019]|\d[ \t](?:remainder|R|r\.?)[ \t])$"
+)
+# x -3
+_VARIABLE_BEFORE = re.compile(r"(?<![A-Za-z\\])[b-z][ \t]$")
+_NO_SOLUTION = re.compile(
+    r"(?<![A-Za-z])no (?:[a-z]{1,12} ){0,2}(?:solutions?|answers?|roots?|(?<=such )[a-z]{1,12})"
+    r"(?![A-Za-z]| (?:other|except|but|besides?) )[^.,;\n]{0,20}$",
+    re.IGNORECASE,
+)
+# Text behind a number that makes it a part of an expression
+_NO_RESULT_AFTER = re.compile(
+    r"!\$|!\\\)|[$)}\]]{0,3}(?:[ \t]{1,2}(?:or (?:more|less|fewer|greater)|squared|cubed|factorial|choose"
+    r"|mod|divided by|and a (?:half|third|quarter)|pi|i)(?![A-Za-z'\u2019])|[ \t]?\u03c0|\+(?:[\s.)$]|\Z)"
+    r"|\s{0,3}\\end\{)"
+)
+# A group of digits that ends a number with blanks, such as 10 000
+_GROUP = re.compile(r"(?<![\w.,/])(\d{1,3}(?: \d{3}){0,4}) $")
+# 1'000
+_APOSTROPHE = re.compile(r"(?<=\d)['\u2019](?=\d{3}(?!\d))")
+# 3 x 10^5
+_TIMES = re.compile(r"(?<=\d)[ \t]?[xX][ \t]?(?=10[ \t]?(?:\^|\*\*))")
 # Text after a number, on its line, that changes its value: 5 or 6, 5^2, 5 * 10, 5:30, 5!, 5x, 10k, 5 dozen
 _CLOSED = r"[$)\]}*_`]{0,4}"
 _CHANGED = re.compile(
@@ -209,7 +274,8 @@ _CHANGED = re.compile(
     r"|\*{1,2}[ \t]{0,9}[\d\\(]|-[ \t]{0,9}\d|dozen(?![A-Za-z])"
     r"|[(,]?[ \t]{0,9}(?:or|to|and|mod|times|over|plus|minus|out of)[ \t]{1,9}[-+$\\({]{0,4}\d)"
     rf"|{_CLOSED}(?:[ \t]{{1,9}}|,[ \t]{{0,9}}|[:.])[-+$\\]{{0,3}}\d"
-    r"|(?:[xyzabcijknpqrtuvwKMB]|bn|mn)(?![A-Za-z])|x[0-9a-fA-F]"
+    r"|(?:[xyzabceijknpqrtuvwKMB]|bn|mn)(?![A-Za-z])|x[0-9a-fA-F]"
+    r"|\.?\\(?:overline|bar|dot)(?![A-Za-z])|\.\(\d|,[ \t]{0,3}[-+]?\\infty"
 )
 # Longest line that can be a result that is not a number
 _LINE = 200
@@ -225,7 +291,7 @@ def marked(text: str) -> str | None:
     """
     if "####" not in text:
         return None
-    text = scaled(text)
+    text = in_one_form(scaled(text))
     marks = [*_MARK.finditer(text)]
     for mark in reversed(marks[-_MARKED:]):
         at = mark.end()
@@ -234,10 +300,16 @@ def marked(text: str) -> str | None:
             at = currency.end()
         found = _TOKEN.match(text, at)
         if found and found["number"] and not _HEADING.match(text, found.end()):
-            if _CHANGED.match(text, found.end()):
+            if _changed(text, found.end()):
                 return text[at : at + _LINE].partition("\n")[0].strip()
             return _without_neighbour(found["number"])
     return None
+
+
+def _changed(text: str, end: int) -> bool:
+    """Return whether the text after a number changes its value. `end`: place behind the number."""
+    changes = (_CHANGED, _ORDINAL, _NO_RESULT_AFTER)
+    return any(change.match(text, end) for change in changes)
 
 
 # 10 million, 1.2\text{ billion}
@@ -270,6 +342,10 @@ def _in_digits(found: re.Match[str]) -> str:
     return f"{value.normalize():f} "
 
 
+# minus 6, but not 7 minus 6
+_NEGATIVE = re.compile(
+    r"(?<![A-Za-z])(?:negative|(?<!\d )(?<!\w )minus)[ \t]{1,3}(?=\d)", re.IGNORECASE
+)
 # A number that a sentence denies: the answer is not 42; 42 is wrong
 _DENIED_BEFORE = re.compile(
     r"(?:(?<![A-Za-z])(?:not|never|nor)|n['\u2019]t)[ \t]{1,3}"
@@ -337,11 +413,12 @@ def last_number(text: str) -> str:
     says that the number is not the result. Digits within words are not numbers. A dash between two numbers or after a
     word is not a sign.
     """
-    text = scaled(without_marks(text[-_READ:]))
+    text = in_one_form(scaled(without_marks(text[-_READ:])))
     denials = _SOME_DENIAL.search(text) is not None
     wrong = set[str]()
     pairs = _braces(text)
     last = ""
+    place = (0, 0)
     at = 0
     while found := _TOKEN.search(text, at):
         at = found.end()
@@ -354,8 +431,14 @@ def last_number(text: str) -> str:
             number = _without_neighbour(found["number"])
             at = found.start() + len(found["number"])
             power = _POWER.match(text, at)
+            base = _BASE.match(text, at)
             if _ORDINAL.match(text, at):
                 continue
+            before = text[max(0, found.start() - _AROUND) : found.start()]
+            if _REFERENCE.search(before):
+                continue
+            if base:
+                at = _behind_operand(text, pairs, base.end())
             if denials and denied(text, found.start(), at):
                 wrong.add(number)
                 continue
@@ -368,9 +451,52 @@ def last_number(text: str) -> str:
                 last = ""
             else:
                 last = number
+                place = (found.start(), found.start() + len(found["number"]))
     if last in wrong:
         return ""
-    return last
+    return _result_at(text, *place, last)
+
+
+def _result_at(text: str, begin: int, end: int, written: str) -> str:
+    """Return the last number of a text; "" if it is one of several results, or a part of an expression.
+
+    `begin`, `end`: the place of the number. `written`: the number as it is written, returned with its other digits if
+    blanks separate them, as in 10 000.
+    """
+    before = text[max(0, begin - _BEFORE) : begin]
+    after = text[end : end + _AFTER]
+    group = _GROUP.search(before)
+    if group and len(written) == 3 and written.isdecimal():
+        return group[1].replace(" ", "") + written
+    if _NO_RESULT_BEFORE.search(before) or _NO_RESULT_AFTER.match(after):
+        return ""
+    if written[:1] in ("-", "+") and _VARIABLE_BEFORE.search(before):
+        return ""
+    # |3|
+    if before.endswith("|") and re.match(r"(?:\\right)?\|", after):
+        return ""
+    if _NO_SOLUTION.search(before):
+        return ""
+    # Several results; 42 and 42 are one
+    joined = _JOINED.search(before)
+    if joined and joined[1] != written and not _FROM.search(before):
+        return ""
+    listed = _LIST.search(before)
+    if listed and listed[1] != written and _END.match(after):
+        return ""
+    named = _SAME_NAME.search(before)
+    if named and named[2] != written:
+        return ""
+    return written
+
+
+def in_one_form(text: str) -> str:
+    """Return a text with 1'000 as 1,000, with 3 x 10^5 as 3 * 10^5, and with negative 6 as -6."""
+    if "'" in text or "\u2019" in text:
+        text = _APOSTROPHE.sub(",", text)
+    if "10" in text:
+        text = _TIMES.sub(" * ", text)
+    return _NEGATIVE.sub("-", text)
 
 
 def _within_expression(text: str, begin: int, end: int) -> bool:
@@ -456,6 +582,7 @@ _MEASURED = re.compile(
 _PARTS_OF_VALUES = """
     pi sqrt sin cos tan log ln exp e i j k or and to mod times over plus minus is in
     hundred thousand million billion trillion dozen half halves third thirds
+    st nd rd th squared cubed factorial
 """
 _NO_UNITS = frozenset(_PARTS_OF_VALUES.split())
 
@@ -550,7 +677,10 @@ def _unit(found: re.Match[str]) -> str:
 
 def _compact(text: str) -> str:
     """Return a text without blanks, where they separate no numbers, and without separators of thousands."""
-    text = text.strip().rstrip(".").strip()
+    text = text.strip()
+    # The dots of 3.33... mean further digits
+    if not text.endswith("..."):
+        text = text.rstrip(".").strip()
     if _THOUSANDS.fullmatch(text):
         return text.replace(",", "")
     # The parts of a list are separated by a semicolon, so that no list looks like a number

@@ -421,6 +421,84 @@ def test_a_number_counts_only_where_it_is_the_result(
     assert math_verify(told) == library
 
 
+# Answers that are no single number, and a number in them
+PARTS = [
+    # Several results
+    *((answer, "3") for answer in ("x = 2 or x = 3", "So $x=2$ or $x=3$.", "2 or 3")),
+    *((answer, "3") for answer in ("x = 2, x = 3", "x_1 = 2, x_2 = 3", "x = 2 and 3")),
+    *((answer, "3") for answer in ("The roots are 2 and 3.", "x = 2, 3", "{2, 3}")),
+    *((answer, "3") for answer in ("<2, 3>", r"\langle 2, 3 \rangle", "1, 2, 3")),
+    *((answer, "3") for answer in (r"x = \pm 3", "x = \u00b13", "+/- 3", r"2 \pm 3")),
+    (r"\begin{pmatrix} 2 \\ 3 \end{pmatrix}", "3"),
+    (r"\begin{cases} x = 2 \\ y = 3 \end{cases}", "3"),
+    # Ratios and ranges
+    *((answer, "7") for answer in ("5 in 7", "The odds are 5 in 7", "5 of 7", "5 : 7")),
+    *((answer, "5") for answer in ("between 3 and 5", "3 to 5", "3-5", "2/3 of 5")),
+    *((answer, "5") for answer in ("5 or more", "5+", "no solutions below 5")),
+    # Arguments and calculations
+    *((answer, "2") for answer in ("f(2)", "the answer is f(2)", "log 2", "ln(2)")),
+    *((answer, "2") for answer in ("3(2)", "-(2)", "0.(2)", r"0.\overline{2}", "|2|")),
+    *((answer, "2") for answer in ("x + 2", "n/2", r"\pi + 2", "3 x 2", "5 choose 2")),
+    *((answer, "6") for answer in ("half of 6", "the square root of 6", "6 squared")),
+    *((answer, "6") for answer in ("negative 6", "42 divided by 6", "5 remainder 6")),
+    *((answer, "3") for answer in ("$3!$", "3 pi", "3 i", "3e", "3 and a half")),
+    ("x -3", "-3"),
+    ("|-3|", "-3"),
+    (r"\lfloor 3.5 \rfloor", "3.5"),
+    ("3 x 10^5", "100000"),
+    # Names, dates and measures
+    *((answer, "5") for answer in ("5-th", r"5\text{th}", "Step 5", "figure 5", "5D")),
+    *(
+        (answer, "17")
+        for answer in ("2024-05-17", "2024/05/17", r"x \equiv 5 \pmod{17}")
+    ),
+    *((answer, "7") for answer in ("5'7\"", "5_{7}", "x = 5 (mod 7)")),
+    ("1 000", "0"),
+    ("1'000", "0"),
+    # The same in a box, and after ####
+    *((rf"\boxed{{{part}}}", "6") for part in ("6th", "6 squared", "6 factorial")),
+    (r"\boxed{5\text{th}}", "5"),
+    (r"\boxed{3.333...}", "3.333"),
+    *((f"#### {part}", "3") for part in ("3rd", "3 i", "3 or more", "3 x 10^5", "3e")),
+    *((f"#### {part}", "3") for part in (r"[3, \infty)", "3 and a half", "{2, 3}")),
+    (r"#### 0.\overline{3}", "0"),
+]
+# Answers in whose neighbourhood there is such a text, and which are a number
+SINGLE = [
+    *((answer, "5") for answer in ("5 (Step 3)", "f(2) = 5", "x - 3 = 2, so x = 5")),
+    *((answer, "5") for answer in ("|x| = 5", "5 (mod 7)", "x = -2 + 7, so 5.")),
+    *(
+        (answer, "5")
+        for answer in ("No, 5.", "No solution other than 5", "from 3 to 5")
+    ),
+    *((answer, "5") for answer in ("5 and 5", "x = 5, x = 5", "2 and 3 make 5", "5!")),
+    *((answer, "5") for answer in ("x = 10/2, x = 5", "In case 2, 5", "x = 2, y = 5")),
+    *((answer, "5") for answer in ("half of 10 is 5", "Room 5", "no. 5", "#5", "5 pm")),
+    ("no such number is above 7, so 7", "7"),
+    ("3 x 10^5", "300000"),
+    (r"\boxed{6th}", "6th"),
+    ("negative 6", "-6"),
+    ("7 minus 6 is 1", "1"),
+    ("1 000", "1000"),
+    ("12 345 678", "12345678"),
+    ("1'000", "1000"),
+]
+
+
+def test_a_part_of_a_result_is_not_right() -> None:
+    read = [
+        part for part in PARTS if math_answer(transcript(part[0], answer=part[1])) != 0
+    ]
+    assert read == []
+
+
+def test_a_number_beside_such_a_text_is_right() -> None:
+    not_read = [
+        one for one in SINGLE if math_answer(transcript(one[0], answer=one[1])) != 1
+    ]
+    assert not_read == []
+
+
 @pytest.mark.parametrize(
     ("answer", "right"),
     [

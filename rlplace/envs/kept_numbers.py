@@ -5,7 +5,8 @@
     class OwnNorm(ObservationWrapper):
         self.obs_rms = Running()              an object with a mean and a var, std or M2: certainly statistics
         self.n, self.m, self.v = ...          plain numbers that change with steps: perhaps statistics
-        self.seen = [...]                     a list: it is not saved; then the plain numbers are not saved either
+        self.seen = [...]                     a list or deque of numbers or of alike arrays: as plain numbers
+        self.by_name = {...}                  a mapping: it is not saved; then the plain numbers are not saved either
 
 An evaluation uses certain statistics unchanged. Other numbers continue to change from their values in the training.
 """
@@ -25,6 +26,8 @@ from rlplace.envs.layers import wrappers_of
 # Prefix of the names in a state
 KEPT = "kept."
 _UNSAVED = "unsaved"
+# Most numbers of a list that is saved
+_MOST = 1 << 16
 # NumPy's kinds of dtypes that are numbers
 _NUMBERS = "iuf"
 # Attributes of running statistics besides `mean`
@@ -79,7 +82,7 @@ class KeptNumbers:
                 changed = name not in first or not _equal(first[name], value)
                 if not changed and name not in certain:
                     continue
-                if name in certain or not _has_lists(layer):
+                if name in certain or not _has_unsaved(layer):
                     state[name] = value
                 elif value.dtype.kind == "f":
                     state[f"{KEPT}{number}.{_UNSAVED}"] = np.array(1)
@@ -143,8 +146,14 @@ class KeptNumbers:
         for number, layer in self._numbered:
             for holder in _holders(layer, number):
                 for name, key in _names_in(holder).items():
-                    if name in state:
-                        before = holder.attributes[key]
+                    if name not in state:
+                        continue
+                    before = holder.attributes[key]
+                    if isinstance(before, list | deque):
+                        # Another attribute may be the same list
+                        before.clear()
+                        before.extend(_entries(state[name]))
+                    else:
                         holder.attributes[key] = _like(before, state[name])
 
 
@@ -193,11 +202,11 @@ def _is_running(value: Any) -> bool:
 
 
 def _names_in(holder: _Attributes) -> dict[str, str]:
-    """Return name in a state -> attribute, for each attribute that is a number."""
+    """Return name in a state -> attribute, for each attribute that is a number or a list of numbers."""
     return {
         f"{holder.name}{key}": key
         for key, value in holder.attributes.items()
-        if _is_number(value)
+        if _is_number(value) or _is_list(value)
     }
 
 
@@ -206,7 +215,8 @@ def _numbers_of(layer: Any, number: int) -> dict[str, NDArray[Any]]:
     found: dict[str, NDArray[Any]] = {}
     for holder in _holders(layer, number):
         for name, key in _names_in(holder).items():
-            found[name] = np.array(holder.attributes[key])
+            value = holder.attributes[key]
+            found[name] = np.array(list(value) if _is_list(value) else value)
     return found
 
 
@@ -216,13 +226,35 @@ def _is_number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
-def _has_lists(layer: Any) -> bool:
-    """Return whether a wrapper has a list or a mapping that is not empty. Their content is not saved."""
+def _is_list(value: Any) -> bool:
+    """Return whether a value is a list of numbers or of arrays with one shape, and short enough to be saved."""
+    if not isinstance(value, list | deque) or len(value) > _MOST:
+        return False
+    if not value:
+        return True
+    size = np.size(value[0])
+    if not all(map(_is_number, value)) or size * len(value) > _MOST:
+        return False
+    return len({np.shape(entry) for entry in value}) == 1
+
+
+def _has_unsaved(layer: Any) -> bool:
+    """Return whether a wrapper has a container that is not empty and whose content is not saved."""
     return any(
-        isinstance(value, list | dict | set | deque) and len(value) > 0
+        isinstance(value, list | dict | set | deque)
+        and len(value) > 0
+        and not _is_list(value)
         for name, value in vars(layer).items()
         if name not in _OF_GYMNASIUM
     )
+
+
+def _entries(value: NDArray[Any]) -> list[Any]:
+    """Return the entries of a list that was saved as one array: numbers, or arrays of their own."""
+    if value.ndim == 1:
+        numbers: list[Any] = value.tolist()
+        return numbers
+    return [entry.copy() for entry in value]
 
 
 def _like(before: Any, value: NDArray[Any]) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from typing import Any
 
 import gymnasium
@@ -11,6 +12,7 @@ from gymnasium.spaces import Box
 from gymnasium.wrappers import NormalizeObservation
 
 from rlplace.config.blocks.simulator import SimulatorEnvConfig, WrapperConfig
+from rlplace.envs import kept_numbers
 from rlplace.envs.contract import Normalizing
 from rlplace.envs.gymnasium_vector import GymnasiumVector
 from rlplace.envs.play import play
@@ -47,6 +49,35 @@ class Listed(Plain):
 
     def observation(self, observation: Any) -> Any:
         self.seen.append(observation)
+        return super().observation(observation)
+
+
+class Window(gymnasium.ObservationWrapper[Any, Any, Any]):
+    """Normalizes by the last observations, which it keeps in a deque, and counts in a list how many it has seen."""
+
+    def __init__(self, env: Any) -> None:
+        super().__init__(env)
+        self.last: deque[Any] = deque(maxlen=30)
+        self.counts: list[int] = []
+        shape = env.observation_space.shape
+        self.observation_space = Box(-np.inf, np.inf, shape, np.float32)
+
+    def observation(self, observation: Any) -> Any:
+        self.last.append(np.array(observation))
+        self.counts.append(len(self.last))
+        shown = observation - np.mean(self.last, 0)
+        return (shown / (np.std(self.last, 0) + 1e-8)).astype(np.float32)
+
+
+class Mapped(Plain):
+    """Has a mapping, too."""
+
+    def __init__(self, env: Any) -> None:
+        super().__init__(env)
+        self.by_name: dict[str, float] = {}
+
+    def observation(self, observation: Any) -> Any:
+        self.by_name["last"] = float(observation[0])
         return super().observation(observation)
 
 
@@ -165,15 +196,49 @@ def test_a_policy_is_played_with_them(wrapper: str, kwargs: dict[str, Any]) -> N
     assert ("continue to change: Plain" in told) == changing
 
 
-def test_numbers_beside_a_list_begin_anew_and_that_is_said() -> None:
-    envs = trained("Listed")
-    resumed = made("Listed")
+def test_numbers_in_lists_go_on() -> None:
+    envs = trained("Window")
+    layer: Any = envs._envs[0]
+    resumed = made("Window")
     resumed.restore(envs.row_states())
-    played = made("Listed")
+    played = made("Window")
+    played.take_statistics(envs.row_states())
+    for again in (resumed, played):
+        other: Any = again._envs[0]
+        last = np.array(layer.last)
+        # A row that begins a new episode shows one more observation
+        more = len(other.counts) - len(layer.counts)
+        assert more in (0, 1)
+        assert np.array_equal(np.array(other.last)[: 30 - more], last[more:])
+        assert other.last.maxlen == 30
+        assert other.counts[: len(layer.counts)] == layer.counts
+    assert list(resumed.remarks) == []
+    (remark,) = played.remarks
+    assert "continue to change: Window" in remark
+
+
+def test_numbers_beside_a_list_of_observations_go_on() -> None:
+    envs = trained("Listed")
+    again = made("Listed")
+    again.restore(envs.row_states())
+    assert near(again, envs, 1)
+    assert list(again.remarks) == []
+
+
+@pytest.mark.parametrize("wrapper", ["Mapped", "Listed"])
+def test_numbers_beside_a_mapping_begin_anew_and_that_is_said(
+    wrapper: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And so beside a list that is too long."""
+    monkeypatch.setattr(kept_numbers, "_MOST", 60)
+    envs = trained(wrapper)
+    resumed = made(wrapper)
+    resumed.restore(envs.row_states())
+    played = made(wrapper)
     played.take_statistics(envs.row_states())
     for again in (resumed, played):
         (remark,) = again.remarks
-        assert "start again: Listed" in remark
+        assert f"start again: {wrapper}" in remark
 
 
 @pytest.mark.parametrize("states", [[], [{}]])
@@ -206,7 +271,7 @@ def test_chunks_of_actions_have_them_too() -> None:
     assert chunks.row_states()[0].keys() >= {"kept.0.running_mean.mean"}
 
 
-@pytest.mark.parametrize("wrapper", ["Plain", "WithObject", "Listed"])
+@pytest.mark.parametrize("wrapper", ["Plain", "WithObject", "Listed", "Window"])
 def test_an_evaluation_without_those_of_the_training_says_so(wrapper: str) -> None:
     """So are the evaluations within a training, and those of a policy without its checkpoint."""
     config = SimulatorEnvConfig(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -29,7 +30,12 @@ from rlplace.envs.gymnasium_state import (
     statistics_of,
 )
 from rlplace.envs.kept_numbers import KEPT, KeptNumbers
-from rlplace.envs.layers import check_below_wrappers, own_rewards
+from rlplace.envs.layers import (
+    RewardsBelow,
+    check_below_wrappers,
+    own_rewards,
+    rewards_below,
+)
 from rlplace.envs.observations import encoding_of
 from rlplace.envs.precision import Precision
 
@@ -72,6 +78,8 @@ class GymnasiumVector:
         self._lacks_numbers = False
         # Returns are of the environments' own rewards, learning is by those of their wrappers; None: they are the same
         self._own_rewards = [each for env in envs if (each := own_rewards(env))] or None
+        # Rewards below a user's wrapper whose rewards count, until it has changed one; None: nothing is compared
+        self._below = [each for env in envs if (each := rewards_below(env))] or None
         encoding = encoding_of(envs[0].observation_space)
         assert encoding is not None, "describe has refused it"
         # Observations of a step: [B, *O]
@@ -152,6 +160,7 @@ class GymnasiumVector:
         # Whether all rows are checked: in the first step, or where an episode may be at its time limit
         due = clock == 1 or min(begins) <= clock - limit
         own = self._own_rewards
+        below = self._below
         # Observations are read one by one if they are no arrays, or if others may write into these arrays
         read = self._encode
         if read is None and self._shares is not False:
@@ -167,6 +176,8 @@ class GymnasiumVector:
                 if own is not None:
                     # A wrapper may have taken steps to begin the episode
                     own[row].take()
+                if below is not None:
+                    below[row].take()
                 made = step(action)
                 try:
                     observation, reward, terminated, truncated, _ = made
@@ -185,10 +196,12 @@ class GymnasiumVector:
                     number = reward_of(reward)
                     ends = True
                 rewards.append(number)
-                if own is None:
-                    returns[row] += number
-                else:
-                    returns[row] += own_return(own[row].take(), number)
+                counted = number
+                if own is not None:
+                    counted = own_return(own[row].take(), number)
+                returns[row] += counted
+                if below is not None:
+                    self._compare(below[row], counted)
                 # Most steps end here: the episode goes on
                 if not ends:
                     shown.append(observation)
@@ -304,6 +317,19 @@ class GymnasiumVector:
             return np.asarray(self._envs[0].render())
         except DependencyNotInstalled as error:
             raise ModuleNotFoundError(str(error).splitlines()[0]) from error
+
+    def _compare(self, below: RewardsBelow, counted: float) -> None:
+        """Add a remark if a user's wrapper has changed the reward of a step. Then no further step is compared.
+
+        `below`: the rewards of the environment inside the wrapper. `counted`: the reward that counts for the return.
+        """
+        rewards = below.take()
+        inner = own_return(rewards, counted)
+        if not rewards or math.isclose(inner, counted, rel_tol=1e-5, abs_tol=1e-8):
+            return
+        self._below = None
+        got = f"{below.wrapper}: {counted:g} for {inner:g}"
+        self._results.remark_of_kind("changed-reward", got)
 
     def _first(
         self, env: gymnasium.Env[Any, Any], seed: int | None = None

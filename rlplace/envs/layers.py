@@ -1,6 +1,7 @@
 """Wrappers that change nothing, and that are put between an environment and the wrappers around it.
 
-`OwnRewards` records the environment's own rewards. `InnerCheck` checks observations before a wrapper reads them::
+`OwnRewards` records the environment's own rewards, and `RewardsBelow` those that a user's wrapper may change.
+`InnerCheck` checks observations before a wrapper reads them::
 
     NormalizeObservation          expects observations in the space of the environment below
     └─ InnerCheck               refuses an observation that is not in that space
@@ -74,8 +75,8 @@ class Layer(gymnasium.Wrapper[Any, Any, Any, Any]):
         return self.env.reset(*args, **options)
 
 
-class OwnRewards(Layer):
-    """A layer that records the environment's own rewards, below all wrappers that change rewards."""
+class _RecordedRewards(Layer):
+    """A layer that records the rewards of the environment below."""
 
     _OWN = Layer._OWN | {"_rewards"}
 
@@ -94,6 +95,26 @@ class OwnRewards(Layer):
         rewards = self._rewards
         self._rewards = []
         return rewards
+
+
+class OwnRewards(_RecordedRewards):
+    """A layer that records the environment's own rewards, below all wrappers that change rewards."""
+
+
+class RewardsBelow(_RecordedRewards):
+    """A layer that records the rewards below a user's wrapper with its own `step`, whose rewards count as own ones."""
+
+    _OWN = _RecordedRewards._OWN | {"_wrapper"}
+
+    def __init__(self, env: gymnasium.Env[Any, Any], wrapper: str) -> None:
+        """`wrapper`: name of the wrapper outside."""
+        super().__init__(env)
+        self._wrapper = wrapper
+
+    @property
+    def wrapper(self) -> str:
+        """Name of the wrapper outside."""
+        return self._wrapper
 
 
 class InnerCheck(Layer):
@@ -189,9 +210,15 @@ def with_own_rewards(
     """Return `env` with a layer `OwnRewards`, if wrappers may change its rewards.
 
     The layer is below all wrappers in `env` that only change rewards, such as NormalizeReward. A wrapper with its own
-    `step` may be a part of the task, so its rewards count. `outside`: whether wrappers will be put around `env`.
+    `step` may be a part of the task, so its rewards count; a layer `RewardsBelow` shows whether it changes them.
+    `outside`: whether wrappers will be put around `env`.
     """
     changing = [wrapper for wrapper in wrappers_of(env) if _changes_rewards(wrapper)]
+    counted = changing[-1].env if changing else env
+    stepping = [wrapper for wrapper in wrappers_of(counted) if _steps_itself(wrapper)]
+    if stepping:
+        innermost = stepping[-1]
+        innermost.env = RewardsBelow(innermost.env, type(innermost).__name__)
     if changing:
         changing[-1].env = OwnRewards(changing[-1].env)
         return env
@@ -202,6 +229,14 @@ def own_rewards(env: gymnasium.Env[Any, Any]) -> OwnRewards | None:
     """Return the layer in `env` that records the environment's own rewards; None if there is none."""
     for wrapper in wrappers_of(env):
         if isinstance(wrapper, OwnRewards):
+            return wrapper
+    return None
+
+
+def rewards_below(env: gymnasium.Env[Any, Any]) -> RewardsBelow | None:
+    """Return the layer in `env` below a user's wrapper with its own `step`; None if there is none."""
+    for wrapper in wrappers_of(env):
+        if isinstance(wrapper, RewardsBelow):
             return wrapper
     return None
 
@@ -221,6 +256,19 @@ def _changes_rewards(wrapper: _Wrapper) -> bool:
         return kind.step is wrappers.NormalizeReward.step
     of_rewards = isinstance(wrapper, gymnasium.RewardWrapper)
     return of_rewards and kind.step is gymnasium.RewardWrapper.step
+
+
+def _steps_itself(wrapper: _Wrapper) -> bool:
+    """Return whether a wrapper is the user's and has a `step` of its own, which may change rewards."""
+    kind = type(wrapper)
+    if kind.__module__.startswith(("gymnasium.", "rlplace.envs.")):
+        return False
+    inherited = (
+        gymnasium.Wrapper.step,
+        gymnasium.ActionWrapper.step,
+        gymnasium.ObservationWrapper.step,
+    )
+    return kind.step not in inherited
 
 
 def _passes(wrapper: _Wrapper) -> bool:

@@ -234,3 +234,41 @@ def test_returns_are_of_the_rewards_below_wrappers_within_a_factory(
     assert list(results[-1].episode_returns) == [total, total]
     learned = sum(float(result.rewards[0]) for result in results)
     assert learned != total or make == "vectors"
+
+
+class Skipping(gymnasium.Wrapper[Any, Any, Any, Any]):
+    """Makes two steps at once, and adds their rewards."""
+
+    def step(self, action: Any) -> Any:
+        _, first, *_ = self.env.step(action)
+        shown, second, *rest = self.env.step(action)
+        return shown, float(first) + float(second), *rest
+
+
+def skipping(**odd: Any) -> Any:
+    return Skipping(Odd(**odd))
+
+
+@pytest.mark.parametrize("wrapped", [False, True])
+@pytest.mark.parametrize(
+    ("make", "said"), [("task", "Task: 5 for 2"), ("skipping", ""), ("scaled", "")]
+)
+def test_a_wrapper_of_the_user_that_changes_rewards_is_said(
+    make: str, said: str, wrapped: bool
+) -> None:
+    """Its rewards count, since it may be a part of the task. In env.wrappers they would not."""
+    outer = WrapperConfig(name=f"{__name__}:Task")
+    config = SimulatorEnvConfig(
+        id=f"{__name__}:{make}",
+        kwargs={"reward": 2.0},
+        max_episode_steps=7,
+        wrappers=(outer,) if wrapped else (),
+    )
+    envs = make_simulator(config, 2, 1)
+    assert isinstance(envs, Remarking)
+    envs.reset([0, 1])
+    for _ in range(3):
+        envs.step(np.zeros(2, np.int64))
+    told = [remark for remark in envs.remarks if "changes rewards" in remark]
+    assert len(told) == bool(said)
+    assert all(said in remark for remark in told)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from rlplace.codes import problem
 from rlplace.config.schema import Config
@@ -73,6 +74,22 @@ def unplaced_problems(
             where=where,
             placed=", ".join(placed),
         )
+
+
+def without_unread(
+    mapping: Mapping[str, Any], warnings: Iterable[Problem]
+) -> Mapping[str, Any]:
+    """Return a composed config without the blocks that nothing reads, so that it can be the config of another run.
+
+    In the other run, the values of such a block would not come from a shipped config. `warnings`: warnings of the
+    config; those of `unplaced_problems` name the blocks. A block stays if `mapping` places its component.
+    """
+    cluster = mapping.get("cluster") or {}
+    placed = map(role_of, placed_names(cluster.get("component_placement") or {}))
+    unread = {
+        each.key.partition(".")[0] for each in warnings if each.code == WARNING
+    }.difference(placed)
+    return {key: value for key, value in mapping.items() if key not in unread}
 
 
 def _is_shipped(key: str, sources: Mapping[str, Source]) -> bool:

@@ -195,7 +195,7 @@ def prepare(
         plan=plan,
         case=case,
         view=view,
-        mapping=mapping,
+        mapping=unplaced.without_unread(mapping, warnings),
         sources=places,
         words=words,
         not_run=tuple(problems),

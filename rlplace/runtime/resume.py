@@ -19,6 +19,7 @@ import yaml
 
 from rlplace.checkpoints.checkpoint import CONFIG, Checkpoint
 from rlplace.checkpoints.find import ANEW, AUTO, find, verify, whole_ones
+from rlplace.checks.unplaced import without_unread
 from rlplace.codes import problem
 from rlplace.config.compose import override
 from rlplace.config.open_job import OpenConfig
@@ -186,6 +187,8 @@ def resumed(job: Prepared) -> Resumed | None:
     if config.resume != AUTO:
         verify(checkpoint)
     mapping = with_job_of(yaml.safe_load(checkpoint.text(CONFIG)), job.mapping)
+    # An older version has saved blocks that nothing reads
+    mapping = without_unread(mapping, job.plan.warnings)
     # Passwords of addresses are not saved, so they are not compared.
     differences = _differences(
         read_job(hidden_passwords(mapping)), read_job(hidden_passwords(job.mapping))

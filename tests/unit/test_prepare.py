@@ -961,6 +961,12 @@ def test_an_unplaced_block_of_a_shipped_config_is_told() -> None:
     assert unplaced("rlhf_tiny") == []
     assert unplaced(*reference) == [("unused-block", "reference.dtype")]
     assert unplaced(*reference, "~reference") == []
+    # A run saves its config without the block, so that another run can be started with it
+    (composed,) = with_hydra(reference)
+    saved = prepare_composed(composed).mapping
+    assert "reference" in composed.mapping
+    assert "reference" not in saved
+    assert [w.code for w in prepare(saved).plan.warnings if "block" in w.code] == []
     # What the user sets is refused
     assert unplaced(*reference, "reference.refresh_every=7") == [
         ("block-not-placed", "reference.refresh_every")

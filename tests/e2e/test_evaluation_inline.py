@@ -67,6 +67,15 @@ def test_each_row_counts_once(evaluated: Finished) -> None:
     assert [line["eval/episodes"] for line in found] == [ROWS] * 4
 
 
+def test_more_prompts_than_there_are_is_said_in_the_plan(
+    model: Path, tmp_path: Path
+) -> None:
+    asked = ("dry_run=true", "runner.eval_every=1", "runner.eval_prompts=64")
+    planned = run_on_rows(model, tmp_path, *asked)
+    said = f"there are {ROWS} held-out prompts: each is asked once"
+    assert planned.out.count(said) == 1
+
+
 def test_an_evaluation_is_in_the_line_of_its_version(evaluated: Finished) -> None:
     lines = evaluated.metrics()
     by_version = {

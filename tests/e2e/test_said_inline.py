@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import gymnasium
 import numpy as np
 import yaml
 from gymnasium.spaces import Box
@@ -80,17 +81,52 @@ class Outside(Script):
         return (np.array([7.0]), *super().step(action)[1:])
 
 
-def test_numbers_outside_of_their_box_are_said_once_by_the_run(tmp_path: Path) -> None:
+class OldStep(Outside):
+    """Its step returns four values."""
+
+    def step(self, action: Any) -> Any:
+        shown, reward, terminated, truncated, info = super().step(action)
+        return shown, reward, terminated or truncated, info
+
+
+class Shaped(gymnasium.Wrapper[Any, Any, Any, Any]):
+    """A wrapper with a step of its own."""
+
+    def step(self, action: Any) -> Any:
+        shown, reward, *rest = self.env.step(action)
+        return shown, float(reward) + 1.0, *rest
+
+
+def shaped() -> Shaped:
+    return Shaped(Outside())
+
+
+def said_by_a_run(folder: Path, environment: str) -> str:
     run = train(
         "hybrid_ppo",
-        tmp_path,
+        folder,
         *ONE_EACH,
-        f"env.id={__name__}:Outside",
+        f"env.id={__name__}:{environment}",
         "runner.stop_at_return=null",
         "runner.total_iterations=2",
     )
     assert run.code == 0, run.err
-    assert run.out.count("shows numbers outside of its observation_space") == 1
+    return run.out
+
+
+def test_numbers_outside_of_their_box_are_said_once_by_the_run(tmp_path: Path) -> None:
+    said = said_by_a_run(tmp_path, "Outside")
+    assert said.count("shows numbers outside of its observation_space") == 1
+
+
+def test_the_old_interface_is_said_once_by_the_run(tmp_path: Path) -> None:
+    said = said_by_a_run(tmp_path, "OldStep")
+    assert said.count("returns the four values of the old interface") == 1
+
+
+def test_changed_rewards_are_said_once_by_the_run(tmp_path: Path) -> None:
+    said = said_by_a_run(tmp_path, "shaped")
+    assert said.count("with a step() of its own") == 1
 
 
 def test_both_learning_rates_are_said_by_a_resume(tmp_path: Path) -> None:

@@ -188,6 +188,20 @@ class Task(gymnasium.Wrapper[Any, Any, Any, Any]):
         return shown, 5.0, *rest
 
 
+class Skipping(gymnasium.Wrapper[Any, Any, Any, Any]):
+    """Makes two steps at once, and adds their rewards."""
+
+    def step(self, action: Any) -> Any:
+        _, first, *_ = self.env.step(action)
+        shown, second, *rest = self.env.step(action)
+        return shown, float(first) + float(second), *rest
+
+
+def skipped(**odd: Any) -> Any:
+    """Two steps of the environment at once, outside of a wrapper that changes rewards."""
+    return Skipping(wrappers.ClipReward(Odd(**odd), -1.0, 1.0))
+
+
 def normalized(**odd: Any) -> Any:
     return wrappers.NormalizeReward(Odd(**odd))
 
@@ -212,7 +226,13 @@ def vectors(**odd: Any) -> Any:
 @pytest.mark.parametrize("wrapped", [False, True])
 @pytest.mark.parametrize(
     ("make", "total"),
-    [("normalized", 14.0), ("scaled", 14.0), ("task", 35.0), ("vectors", 21.0)],
+    [
+        ("normalized", 14.0),
+        ("scaled", 14.0),
+        ("task", 35.0),
+        ("vectors", 21.0),
+        ("skipped", 28.0),
+    ],
 )
 def test_returns_are_of_the_rewards_below_wrappers_within_a_factory(
     make: str, total: float, wrapped: bool
@@ -234,15 +254,6 @@ def test_returns_are_of_the_rewards_below_wrappers_within_a_factory(
     assert list(results[-1].episode_returns) == [total, total]
     learned = sum(float(result.rewards[0]) for result in results)
     assert learned != total or make == "vectors"
-
-
-class Skipping(gymnasium.Wrapper[Any, Any, Any, Any]):
-    """Makes two steps at once, and adds their rewards."""
-
-    def step(self, action: Any) -> Any:
-        _, first, *_ = self.env.step(action)
-        shown, second, *rest = self.env.step(action)
-        return shown, float(first) + float(second), *rest
 
 
 def skipping(**odd: Any) -> Any:

@@ -62,6 +62,10 @@ from rlplace.models.sharding import (
 from rlplace.models.tensor_parallel import TensorParallel, cut, local
 
 
+# Words in the names of attributes by which modules of transformers draw random numbers in training
+_NOISE = ("dropout", "jitter")
+
+
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class LmSpec:
     """The model to train: its folder, dtypes, sharding and LoRA factors.
@@ -535,12 +539,7 @@ def skeleton(kind: type[Lm], spec: LmSpec) -> Lm:
             family=type(lm).__name__,
         )
     for part in lm.modules():
-        # No dropout: the same tokens must have the same probabilities in every pass
-        if isinstance(part, nn.Dropout):
-            part.p = 0.0
-        for name in ("attention_dropout", "residual_dropout"):
-            if isinstance(getattr(part, name, None), float):
-                setattr(part, name, 0.0)
+        _remove_noise(part)
         # Buffers that no checkpoint has, such as those of rotary embeddings, follow from the config.
         unmade = [
             name for name, buffer in part.named_buffers(recurse=False) if buffer.is_meta
@@ -561,6 +560,19 @@ def skeleton(kind: type[Lm], spec: LmSpec) -> Lm:
             if not parameter.requires_grad:
                 parameter.data = parameter.data.to(DTYPES[spec.compute])
     return module
+
+
+def _remove_noise(part: nn.Module) -> None:
+    """Switch off the random numbers that a module of transformers would draw in training.
+
+    The same tokens must have the same probabilities in every pass, also those that the engine drew. Families keep the
+    shares under names of their own, such as `embedding_dropout` of Starcoder2 and `jitter_noise` of Mixtral's router.
+    """
+    if isinstance(part, nn.Dropout):
+        part.p = 0.0
+    for name, value in vars(part).items():
+        if isinstance(value, float) and any(word in name for word in _NOISE):
+            setattr(part, name, 0.0)
 
 
 @torch.no_grad()

@@ -134,6 +134,23 @@ def test_a_step_is_that_of_transformers(
         )
 
 
+@pytest.mark.parametrize("family", sorted(TRAINED))
+def test_no_random_numbers_are_drawn_in_training(
+    family: str, ranks: Ranks, tmp_path: Path
+) -> None:
+    """Dropout of any name and noise of a router: the engine has none, and the policy ratio would be random."""
+    noise = {
+        name: 0.5
+        for name, value in AutoConfig.for_model(family).to_dict().items()
+        if isinstance(value, float)
+        and any(word in name for word in ("dropout", "pdrop", "jitter"))
+    }
+    expected = expected_of(tiny(family, tmp_path, **noise))
+    module = build(CausalLm, LmSpec(folder=tmp_path), ranks.mesh)
+    assert module.training
+    torch.testing.assert_close(module(packed()).logprobs, expected, atol=1e-5, rtol=0)
+
+
 def _with_half_the_tokens(
     folder: Path, rank: int, rendezvous: Rendezvous, _: Path
 ) -> dict[str, dict[str, np.ndarray]]:

@@ -17,6 +17,9 @@ UNCONFINED = "unconfined"
 ENDLESS_EPISODES = "eval/endless"
 # Number of episodes of an evaluation; its notes say what is unusual about their simulators
 PLAYED_EPISODES = "eval/episodes"
+# Mean difference of log-probabilities in rollout and actor; of simulators, its notes say that it is too large
+MISMATCH = "actor/mismatch"
+MISMATCH_MAX = "actor/mismatch_max"
 Reduction = Literal["mean", "sum", "max", "min"]
 _REDUCE: Mapping[str, Callable[[list[float]], float]] = {
     "sum": sum,

@@ -61,7 +61,6 @@ from rlplace.models.sharding import (
 )
 from rlplace.models.tensor_parallel import TensorParallel, cut, local
 
-
 # Words in the names of attributes by which modules of transformers draw random numbers in training
 _NOISE = ("dropout", "jitter")
 

@@ -8,9 +8,14 @@ from typing import Any
 
 import gymnasium
 import numpy as np
+import pytest
+import torch
 import yaml
 from gymnasium.spaces import Box
+from torch import Tensor, nn
+from torch.nn import functional
 
+from rlplace.envs.contract import DiscreteActions, Spaces
 from tests.e2e.language import INLINE as INLINE_TEXT
 from tests.e2e.language import tiny
 from tests.e2e.training import INLINE, placed, train
@@ -127,6 +132,59 @@ def test_the_old_interface_is_said_once_by_the_run(tmp_path: Path) -> None:
 def test_changed_rewards_are_said_once_by_the_run(tmp_path: Path) -> None:
     said = said_by_a_run(tmp_path, "shaped")
     assert said.count("with a step() of its own") == 1
+
+
+class Sure(nn.Module):
+    """A network whose output follows from its weights and one observation."""
+
+    def __init__(self, spaces: Spaces) -> None:
+        super().__init__()
+        (numbers,) = spaces.observation_shape
+        assert isinstance(spaces.actions, DiscreteActions)
+        self.layer = nn.Linear(numbers, 16)
+        self.head = nn.Linear(16, spaces.actions.n + 1)
+
+    def features(self, observations: Tensor) -> Tensor:
+        return torch.tanh(self.layer(observations))
+
+    def forward(self, observations: Tensor) -> tuple[Tensor, Tensor]:
+        found = self.head(self.features(observations))
+        return found[:, 1:], found[:, 0]
+
+
+class Dropped(Sure):
+    """A network with dropout that eval mode does not end."""
+
+    def features(self, observations: Tensor) -> Tensor:
+        return functional.dropout(super().features(observations), 0.5, training=True)
+
+
+class OfBatch(Sure):
+    """A network that normalises by the batch: a batch of the rollout has other statistics than a minibatch."""
+
+    def features(self, observations: Tensor) -> Tensor:
+        centred = observations - observations.mean(dim=0)
+        return super().features(centred / (observations.std(0, correction=0) + 0.01))
+
+
+@pytest.mark.parametrize(
+    ("network", "said"), [("Sure", 0), ("Dropped", 1), ("OfBatch", 1)]
+)
+def test_a_network_with_other_probabilities_in_rollout_and_actor_is_said(
+    network: str, said: int, tmp_path: Path
+) -> None:
+    run = train(
+        "hybrid_ppo_cartpole",
+        tmp_path,
+        *ONE_EACH,
+        f"actor.model={{kind: module, name: '{__name__}:{network}'}}",
+        "runner.stop_at_return=null",
+        "runner.total_iterations=2",
+    )
+    assert run.code == 0, run.err
+    assert run.out.count("between rollout and actor") == said
+    apart = [line["actor/mismatch"] for line in run.metrics()]
+    assert all((each > 0.01) == bool(said) for each in apart), apart
 
 
 def test_both_learning_rates_are_said_by_a_resume(tmp_path: Path) -> None:

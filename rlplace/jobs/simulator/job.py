@@ -21,7 +21,7 @@ from rlplace.jobs.simulator.evaluate import evaluate
 from rlplace.jobs.simulator.export import export
 from rlplace.jobs.trained import TrainedJob
 from rlplace.jobs.variants import check_variant
-from rlplace.metrics import ENDLESS_EPISODES, PLAYED_EPISODES
+from rlplace.metrics import ENDLESS_EPISODES, MISMATCH, PLAYED_EPISODES
 from rlplace.models.custom_module import check_module
 from rlplace.placement.machines.topology import Topology
 from rlplace.placement.memory.ledger import Measurements, MemoryCase
@@ -215,7 +215,7 @@ class SimulatorJob(TrainedJob):
         self, numbers: Mapping[str, float], notes: Mapping[str, Sequence[str]]
     ) -> list[str]:
         found = super().remarks(numbers, notes)
-        for name in ("env/steps", PLAYED_EPISODES, ENDLESS_EPISODES):
+        for name in ("env/steps", PLAYED_EPISODES, ENDLESS_EPISODES, MISMATCH):
             found += notes.get(name, ())
         return found
 

@@ -18,7 +18,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, ClassVar
 
-from rlplace.metrics import Metric, Metrics
+from rlplace.metrics import MISMATCH, MISMATCH_MAX, Metric, Metrics
 from rlplace.models.folders import folder_of
 from rlplace.models.tokenizer import Tokenizer
 from rlplace.placement.flow import deliver_by_rank
@@ -178,6 +178,11 @@ class PolicyActor(Actor):
             watch.lap("wait")
             update = self._learner.learn(trajectory, iteration)
             watch.lap("learn")
+        further = dict(update.metrics)
+        # Older weights have other log-probabilities
+        if trajectory.version_min != version:
+            for name in (MISMATCH, MISMATCH_MAX):
+                further.pop(name, None)
         return {
             **{
                 f"actor/{name}": Metric(value)
@@ -186,7 +191,7 @@ class PolicyActor(Actor):
             "actor/lr": Metric(update.lr),
             "actor/optimizer_steps": Metric(update.steps),
             **skipped_metric("actor", [update]),
-            **update.metrics,
+            **further,
             **watch.metrics("actor"),
             "actor/version_lag": Metric(version - trajectory.version_min, "max"),
             "actor/samples": Metric(trajectory.weight, "sum"),

@@ -33,8 +33,9 @@ from rlplace.algo.normalize import (
     shifted_sums,
 )
 from rlplace.algo.variants import Steps, ppo_slopes_by_variant
+from rlplace.codes import problem
 from rlplace.config.blocks.simulator import SimulatorJobConfig
-from rlplace.metrics import Metric
+from rlplace.metrics import MISMATCH, MISMATCH_MAX, Metric, Metrics
 from rlplace.models.networks import NetworkPolicy, Sequences
 from rlplace.models.passes import Passes
 from rlplace.stopwatch import Stopwatch
@@ -46,6 +47,8 @@ from rlplace.workers.training.trained_model import TrainedPolicy
 from rlplace.workers.training.variant import variant_of
 
 _AT_ONCE = 1024  # last observations per forward pass
+# Mean difference of log-probabilities that rounding does not reach in float32
+_MOST_APART = 0.01
 
 
 class PolicyLearner:
@@ -75,6 +78,9 @@ class PolicyLearner:
         # The variant's own loss, which autograd differentiates
         differentiates = self._variant is not None and self._variant.differentiates
         self._custom_loss = self._variant if differentiates else None
+        actor = config.actor
+        self._network: str = getattr(actor.policy, "name", actor.policy.kind)
+        self._rounds = actor.compute != "fp32"
 
     def learn(self, trajectory: Trajectory, iteration: int) -> Update:
         """Learn from all samples of `iteration`, in all epochs, and return the result of the optimizer steps. A
@@ -115,7 +121,7 @@ class PolicyLearner:
         manual_backward = self._policy.module.manual_backward
         without_autograd = manual_backward and self._custom_loss is None
         with torch.inference_mode(without_autograd):
-            steps, stopped = self._steps(
+            steps, stopped, mismatch = self._steps(
                 samples,
                 sequences,
                 sound_of_all,
@@ -127,7 +133,7 @@ class PolicyLearner:
         self._policy.drop_gathered()
         if self._policy.module.normalizer is not None:
             self._policy.module.normalizer.update(observation_sums)
-        metrics = {"actor/kl_stop": Metric(float(stopped))}
+        metrics = {"actor/kl_stop": Metric(float(stopped)), **mismatch}
         _, returns, errors = moments.var.tolist()
         # 1: a perfect critic; 0: a critic that predicts only the mean
         if returns > 0.0:
@@ -306,17 +312,19 @@ class PolicyLearner:
         iteration: int,
         lr: float,
         watch: Stopwatch,
-    ) -> tuple[list[Numbers], bool]:
+    ) -> tuple[list[Numbers], bool, Metrics]:
         """Make the optimizer steps on the minibatches of all epochs. A collective.
 
-        Return the metrics (name -> mean) of each evaluated minibatch, and whether the KL ended the iteration early. It
-        does so if the KL of a minibatch is above `target_kl`; this minibatch is evaluated, but its step is not made.
+        Return the metrics (name -> mean) of each evaluated minibatch, whether the KL ended the iteration early, and how
+        far the log-probabilities of actor and rollout are apart in the first minibatch. The KL ends the iteration if
+        that of a minibatch is above `target_kl`; this minibatch is evaluated, but its step is not made.
 
         `sequences`: for a policy with memory, else None. `sound`: which samples of all ranks are learned from, [steps *
         all rows] bool on the host; None: all. `lr`: learning rate. `watch`: measures the seconds of each part of the
         work.
         """
         steps: list[Numbers] = []
+        mismatch: Metrics | None = None
         target = self._algorithm.target_kl
         generator = iteration_generator(self._seed, iteration)
         # A custom variant adds metrics; their names come from a call without samples
@@ -333,7 +341,10 @@ class PolicyLearner:
                 sound,
                 generator,
             ):
-                shares = self._differentiate(passes, given, mine, count)
+                shares, logprobs = self._differentiate(passes, given, mine, count)
+                # No step was made yet: the weights are those that the rollout had
+                if mismatch is None:
+                    mismatch = self._mismatch(logprobs, mine.logprobs)
                 self._policy.synchronize()
                 watch.lap("minibatch", len(mine.actions))
                 numbers = self._trainer.sum_over_ranks(names, shares, iteration)
@@ -343,11 +354,39 @@ class PolicyLearner:
                     continue
                 steps.append(numbers)
                 if target is not None and numbers["approx_kl"] > target:
-                    return steps, True
+                    return steps, True, mismatch
                 self._trainer.step(numbers["grad_norm"], lr)
                 self._policy.synchronize()
                 watch.lap("step")
-        return steps, False
+        return steps, False, mismatch or {}
+
+    def _mismatch(self, logprobs: Tensor, decided: Tensor) -> Metrics:
+        """Return as metrics how far the log-probabilities of N actions are apart in actor and rollout.
+
+        With the same weights, only rounding makes a difference. If the difference is larger, and the computation is in
+        float32, the metric has a note that says so: the policy ratio is then wrong in each update. N may be 0.
+
+        `logprobs` [N]: by the actor. `decided` [N]: by the rollout, when it drew the actions.
+        """
+        count = len(logprobs)
+        mean = 0.0
+        most = 0.0
+        if count:
+            apart = (logprobs - decided).abs().double()
+            mean, most = torch.stack([apart.mean(), apart.max()]).tolist()
+        notes: tuple[str, ...] = ()
+        if mean > _MOST_APART and not self._rounds:
+            found = problem(
+                "policies-differ",
+                "actor.model",
+                network=self._network,
+                difference=f"{mean:.3g}",
+            )
+            notes = (f"{found.key}: {found.what}: {found.why}; {found.fix}",)
+        return {
+            MISMATCH: Metric(mean, weight=count, notes=notes),
+            MISMATCH_MAX: Metric(most, "max", weight=count),
+        }
 
     def _minibatches(
         self,
@@ -390,9 +429,10 @@ class PolicyLearner:
         given: Tensor | Sequences,
         mine: StepSamples,
         count: int,
-    ) -> Tensor:
-        """Run forward and backward pass of a minibatch on this rank, and return what its samples add to the means of
-        the step.
+    ) -> tuple[Tensor, Tensor]:
+        """Run forward and backward pass of a minibatch on this rank.
+
+        Return what its samples add to the means of the step, and their log-probabilities [samples].
 
         `passes`: forward and backward pass of the policy. `given`: input of the forward pass. `mine`: samples of this
         rank; may be empty, but the pass must run all the same, because of the collectives. `count`: samples of the
@@ -418,7 +458,7 @@ class PolicyLearner:
         # Through the network, with the gradient of the entropy bonus
         entropy_gradient = -algorithm.entropy_coef / count
         passes.backward(chosen, gradients.logprobs, entropy_gradient, gradients.values)
-        return gradients.shares
+        return gradients.shares, chosen.logprobs
 
     def _tensor(self, array: Array) -> Tensor:
         # A copy: an array from a channel may be read-only

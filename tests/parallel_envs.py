@@ -70,6 +70,17 @@ class Race:
         }
 
 
+class Absent(Race):
+    """The last agent never takes part; the others end after 2 and 4 steps."""
+
+    def reset(
+        self, seed: int | None = None, options: Any = None
+    ) -> tuple[Shown, dict[str, Any]]:
+        super().reset(seed)
+        del self.agents[-1]
+        return self._show(self.agents), {agent: {} for agent in self.agents}
+
+
 class Unequal(Race):
     """The last agent sees more and can do less."""
 

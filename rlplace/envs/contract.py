@@ -239,7 +239,7 @@ class StepResult:
     `rewards`, `terminated`, `truncated`: [B]; a row that is terminated is not truncated.
     `final_observations`: [K, *O], the last observation of each of the K truncated rows.
     `episode_returns`, `episode_lengths`: [N], undiscounted return and number of steps of each of the N episodes that
-    ended.
+    ended. An episode of 0 steps, of an agent that was absent, counts in no mean.
     """
 
     observations: NDArray[Any]

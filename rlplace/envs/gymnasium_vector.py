@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import math
 import sys
@@ -45,6 +46,8 @@ if TYPE_CHECKING:
 # Pictures in a second, for environments that do not say
 _FRAMES_PER_S = 30.0
 _NOTHING = np.empty(0)
+# Names that libraries give the last observation, where an environment begins its next episode by itself
+_FINAL = ("final_obs", "final_observation", "terminal_observation")
 # Steps from one comparison of the observations with their bounds to the next
 _LOOK_EVERY = 64
 
@@ -215,7 +218,8 @@ class GymnasiumVector:
                     else:
                         truncations[row] = True
                         # A copy: `reset` may reuse its array
-                        finals.append(np.array(self._alike(observation), self._dtype))
+                        final = self._final(observation, made[-1])
+                        finals.append(np.array(final, self._dtype))
                     episode_returns.append(returns[row])
                     episode_lengths.append(length)
                     returns[row] = 0.0
@@ -372,6 +376,22 @@ class GymnasiumVector:
         if self._encode is not None:
             return shown
         return self._read(shown)
+
+    def _final(self, shown: Any, info: Any) -> Any:
+        """Return the last observation of an episode that was truncated, as one array. Raises Unfit.
+
+        An environment may begin its next episode in the same step. Then it returns the first observation of that one,
+        and the last of the old one is in its `info`. What is there and is no observation is passed over.
+
+        `shown`: the observation of the step. `info`: what the step returned with it.
+        """
+        last = self._alike(shown)
+        if isinstance(info, Mapping):
+            for name in _FINAL:
+                with contextlib.suppress(Unfit):
+                    if info.get(name) is not None:
+                        last = self._read(info[name])
+        return last
 
     def _joined(self, shown: list[Any]) -> NDArray[Any]:
         """Return the observations of all rows as a new array [B, *O].

@@ -67,6 +67,8 @@ def play(
 ) -> list[Played]:
     """Play `episodes` whole episodes with a policy, and return the return and length of each.
 
+    Episodes without a step are left out: those of an agent that was absent.
+
     Equal seeds and equal actions give equal episodes. `spaces`: spaces of the policy. `act`: takes observations, and
     returns actions. `longest`: the most steps that an episode may have. `video`: file for a video of the first row;
     None: no video. `states`: states of the environments of the training, which have the statistics of wrappers.
@@ -123,7 +125,10 @@ def play(
                     raise _endless(config, longest, sum(map(len, played)), episodes)
         if remarks is not None and isinstance(simulator, Remarking):
             remarks += simulator.remarks
-    return [episode for each in played for episode in each]
+    every = [episode for each in played for episode in each]
+    # An agent that was absent from the whole episode has no return
+    took_part = [episode for episode in every if episode.length]
+    return took_part or every
 
 
 def _with_statistics(

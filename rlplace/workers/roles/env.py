@@ -145,8 +145,13 @@ class Recording:
             self._arrays[name][step, columns] = getattr(result, name)
         # Blocks come in the order of numpy.argwhere(truncated), so they need no sorting.
         self._finals.append(result.final_observations)
-        self.episode_returns += result.episode_returns
-        self.episode_lengths += result.episode_lengths
+        # An agent that was absent from the whole episode has no return
+        for total, length in zip(
+            result.episode_returns, result.episode_lengths, strict=True
+        ):
+            if length:
+                self.episode_returns.append(total)
+                self.episode_lengths.append(length)
 
     def poisoned(self) -> NDArray[np.bool_]:
         """Return a bool array [steps, rows]: true for each step that was left out because of a non-finite number."""

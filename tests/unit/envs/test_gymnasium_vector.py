@@ -88,6 +88,40 @@ def test_a_cut_shows_where_it_was_cut_also_if_the_simulator_reuses_its_array() -
     assert cut.observations[:, :2].tolist() == [[2, 0], [2, 0]]
 
 
+class ByItself(Script):
+    """Begins its next episode in the step that ends one, as a vector of environments does."""
+
+    def __init__(self, name: str, last: Any = None) -> None:
+        super().__init__(truncate_at=2)
+        self._name = name
+        self._last = last
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        shown, reward, terminated, truncated, info = super().step(action)
+        if truncated:
+            info = {self._name: shown if self._last is None else self._last}
+            shown, _ = self.reset()
+        return shown, reward, terminated, truncated, info
+
+
+@pytest.mark.parametrize(
+    "name", ["final_obs", "final_observation", "terminal_observation"]
+)
+def test_a_cut_shows_where_it_was_cut_also_if_the_environment_resets_itself(
+    name: str,
+) -> None:
+    """Otherwise the value after the cut would be that of the next episode's beginning."""
+    envs = GymnasiumVector([ByItself(name)], max_episode_steps=None)
+    envs.reset([0])
+    envs.step(ZEROS)
+    assert envs.step(ZEROS).final_observations[:, :2].tolist() == [[1, 2]]
+    # What is no observation stays out
+    other = GymnasiumVector([ByItself(name, "the end")], max_episode_steps=None)
+    other.reset([0])
+    other.step(ZEROS)
+    assert other.step(ZEROS).final_observations[:, :2].tolist() == [[2, 0]]
+
+
 def test_the_time_limit_counts_from_each_reset() -> None:
     envs = vector(limit=3, terminate_at=[2, 9])
     envs.reset([0])

@@ -14,6 +14,7 @@ from rlplace.envs.pettingzoo_vector import PettingZooVector
 from rlplace.envs.play import play
 from rlplace.envs.registry import check, describe, find_adapter
 from rlplace.errors import ConfigError, Problem, SimulatorError
+from rlplace.workers.roles.env import Recording
 from tests.parallel_envs import Race
 
 RACE = SimulatorEnvConfig(kind="pettingzoo", id="tests.parallel_envs")
@@ -105,6 +106,27 @@ def test_rows_that_begin_anew_leave_the_other_agents_in_their_episode() -> None:
     result = envs.step(np.zeros(6, np.int64))
     assert result.observations[:, 1].tolist() == [1, 1, 1, 0, 0, 2]
     assert result.rewards[4] == 0.0
+
+
+def test_an_agent_that_never_takes_part_has_no_return() -> None:
+    """Three agents of which one is absent: a mean over three rows would be too small."""
+    absent = dataclasses.replace(RACE, id="tests.parallel_envs:Absent")
+    envs = made(3, id=absent.id)
+    recording = Recording(steps=4, rows=3, spaces=describe(absent))
+    envs.reset([5, 5, 5])
+    for step in range(4):
+        recording.result(step, slice(0, 3), envs.step(np.zeros(3, np.int64)))
+    assert recording.episode_returns == pytest.approx([2.3, 5.0])
+    assert recording.episode_lengths == [2, 4]
+    played = play(
+        absent,
+        describe(absent),
+        lambda observations, begins: np.zeros(len(observations), np.int64),
+        episodes=6,
+        seed=0,
+        longest=100,
+    )
+    assert [episode.length for episode in played] == [2, 4, 2, 4]
 
 
 def test_whole_environments_are_played() -> None:

@@ -60,7 +60,8 @@ class LoraSpec:
 def add_factors(lm: PreTrainedModel, spec: LoraSpec) -> None:
     """Put LoRA factors on the meta device into `lm`, and freeze all other parameters.
 
-    Raises ConfigError for a target that is not a linear layer.
+    Raises ConfigError for a target that is not a linear layer, or that is the head: scores of tokens are computed from
+    its weight alone.
     """
     from peft import LoraConfig, inject_adapter_in_model
 
@@ -70,14 +71,16 @@ def add_factors(lm: PreTrainedModel, spec: LoraSpec) -> None:
     for name, module in lm.named_modules():
         if isinstance(module, nn.Linear) and _TOWER not in name:
             layers.append((name, module))
-    linear = {name.rpartition(".")[2] for name, _ in layers}
+    linear = {name.rpartition(".")[2] for name, layer in layers if layer is not head}
     # Every target must be one of these names
     problems = []
     for target in spec.targets:
         if target not in linear:
             near = did_you_mean(target, linear)
             error = "unknown"
-            if near:
+            if any(name.endswith(target) and layer is head for name, layer in layers):
+                error = "head"
+            elif near:
                 error = "misspelt"
             layers_there = ", ".join(sorted(linear))
             problems.append(
@@ -95,8 +98,7 @@ def add_factors(lm: PreTrainedModel, spec: LoraSpec) -> None:
     # Without targets: all linear layers but the head
     targets = list(spec.targets)
     if not targets:
-        names = {n.rpartition(".")[2] for n, layer in layers if layer is not head}
-        targets = sorted(names)
+        targets = sorted(linear)
     excluded = None
     if any(_TOWER in name for name, _ in lm.named_modules()):
         excluded = rf".*{_TOWER}.*"

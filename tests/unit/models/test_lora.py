@@ -22,6 +22,7 @@ from rlplace.models.lora import (
 )
 from rlplace.models.packed import Packed
 from rlplace.workers.training.ranks import Ranks
+from tests.tiny_lm import Kind, tiny_model
 
 SPEC = LoraSpec(rank=4, alpha=8.0)
 BASE = "model.layers.0.self_attn.q_proj"
@@ -85,6 +86,18 @@ def test_an_unknown_target_is_refused(qwen: Path, ranks: Ranks) -> None:
             LmSpec(folder=qwen, lora=LoraSpec(rank=2, alpha=2.0, targets=("q_prj",))),
             ranks.mesh,
         )
+    assert caught.value.codes == ("lora-target-unknown",)
+
+
+@pytest.mark.parametrize("kind", ["qwen3", "llama"])
+def test_the_head_gets_no_factors(
+    kind: Kind, ranks: Ranks, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    """A head of its own, and one that is tied: learning ended with an error of autograd."""
+    folder = tiny_model(tmp_path_factory.mktemp(kind), kind)
+    lora = LoraSpec(rank=2, alpha=2.0, targets=("q_proj", "lm_head"))
+    with pytest.raises(ConfigError, match="the head that makes scores") as caught:
+        build(CausalLm, LmSpec(folder=folder, lora=lora), ranks.mesh)
     assert caught.value.codes == ("lora-target-unknown",)
 
 

@@ -368,6 +368,7 @@ def import_verl(draft: Draft, per_node: int) -> Imported:
     _set_verl_correction(draft)
     draft.apply_rules()
     _set_verl_loss(draft)
+    _set_verl_betas(draft)
     sleeps = bool(draft.value(f"{_VERL}rollout.free_cache_engine", True))
     if f"{_VERL}rollout.free_cache_engine" in draft.given:
         draft.set("rollout.enable_offload", sleeps)
@@ -585,6 +586,16 @@ def _set_verl_loss(draft: Draft) -> None:
             "algorithm.loss has no such mean; algorithm.variant takes your own loss",
             key,
         )
+
+
+def _set_verl_betas(draft: Draft) -> None:
+    """Write the betas of Adam of actor and critic into the draft (the converted config)."""
+    settings = {"actor": f"{_VERL}actor.optim.betas", "critic": "critic.optim.betas"}
+    for model, key in settings.items():
+        betas = draft.value(key)
+        if model in draft.placed and isinstance(betas, list) and len(betas) == 2:
+            for name, value in zip(("beta1", "beta2"), betas, strict=True):
+                draft.derive(f"{model}.optimizer.{name}", value, key)
 
 
 def import_slime(draft: Draft, per_node: int) -> Imported:

@@ -48,7 +48,9 @@ class OptimizerConfig:
     beta1: float = knob("Adam's first-moment decay", 0.9, minimum=0, below=1)
     beta2: float = knob("Adam's second-moment decay", 0.999, minimum=0, below=1)
     eps: float = knob("Adam's denominator floor", 1e-8, above=0, simulator=1e-5)
-    weight_decay: float = knob("decoupled weight decay", 0.0, minimum=0)
+    weight_decay: float = knob(
+        "decoupled weight decay, of biases and log deviations too", 0.0, minimum=0
+    )
     max_grad_norm: float = knob(
         "clip the global gradient norm here", 1.0, above=0, simulator=0.5
     )

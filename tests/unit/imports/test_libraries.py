@@ -364,6 +364,26 @@ BOTH = "'allocation_mode=sglang[rollout]:d8|fsdp[actor]:d8' enable_offload=true 
             + "actor_rollout_ref.actor.optim.lr_scheduler_type=cosine actor_rollout_ref.actor.optim.min_lr_ratio=0.2",
             {"actor.optimizer.schedule": "cosine", "actor.optimizer.min_lr_ratio": 0.2},
         ),
+        (  # the critic's optimizer has keys of its own, and decays its weights by default
+            "verl",
+            VERL
+            + "critic.optim.lr_warmup_steps=10 critic.optim.min_lr_ratio=0.1 critic.grad_clip=0.7 "
+            "critic.optim.lr_scheduler_type=cosine critic.optim.betas=[0.8,0.95] "
+            "actor_rollout_ref.actor.optim.betas=[0.9,0.95]",
+            {
+                "critic.optimizer": {
+                    "lr": 1e-5,
+                    "weight_decay": 0.01,
+                    "warmup_steps": 10,
+                    "schedule": "cosine",
+                    "min_lr_ratio": 0.1,
+                    "max_grad_norm": 0.7,
+                    "beta1": 0.8,
+                    "beta2": 0.95,
+                },
+                "actor.optimizer.beta2": 0.95,
+            },
+        ),
         (  # FSDP states stay unless offload is switched on; only the engines sleep by themselves
             "verl",
             VERL,

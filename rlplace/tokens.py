@@ -19,6 +19,8 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+# Differences of rewards, relative to the larger one and to 1, that come from the rounding of sums in float64
+ROUNDING = 1e-12
 Tokens = NDArray[np.int32]
 Array = NDArray[Any]
 Finish = Literal["stop", "length"]
@@ -237,6 +239,18 @@ class Episode:
             for p in self.pieces
         ]
         return np.concatenate(parts).astype(dtype, copy=False)
+
+
+def rewards_differ(rewards: Sequence[float]) -> bool:
+    """Return whether the rewards of a group differ by more than the rounding of sums.
+
+    Where several rewards are added up, 0.1 + 0.2 and 0.3 are equal. Without rewards the result is False.
+    """
+    if not rewards:
+        return False
+    high = max(rewards)
+    low = min(rewards)
+    return high - low > ROUNDING * max(1.0, abs(high), abs(low))
 
 
 def by_group(samples: Sequence[Sample]) -> dict[int, list[Sample]]:

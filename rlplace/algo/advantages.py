@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from rlplace.algo.normalize import LEAST_DEVIATION
-from rlplace.tokens import Sample
+from rlplace.tokens import ROUNDING, Sample, rewards_differ
 
 
 def gae(
@@ -170,8 +170,14 @@ class Outcomes(NamedTuple):
         return self.over_group(torch.ones_like(self.rewards))
 
     def mixed(self) -> Tensor:
-        """Return [S] bool: for each of the S samples whether its group has samples with different rewards."""
-        return (self._end("amax") > self._end("amin"))[self.groups]
+        """Return [S] bool: for each of the S samples whether its group has samples with different rewards.
+
+        Rewards that differ by the rounding of sums are equal.
+        """
+        high = self._end("amax")
+        low = self._end("amin")
+        largest = torch.maximum(high.abs(), low.abs()).clamp(min=1.0)
+        return (high - low > ROUNDING * largest)[self.groups]
 
     def _end(self, end: str) -> Tensor:
         """Return the highest or the lowest reward of each of the G groups, [G].
@@ -193,9 +199,10 @@ class Outcomes(NamedTuple):
 def carries_signal(rewards: Sequence[float]) -> bool:
     """Return whether the rewards of one group differ. If they do not differ, all advantages of the group are zero.
 
+    Rewards that differ by the rounding of sums are equal.
     Yu et al. 2025 (DAPO, arXiv:2503.14476), section 3.2, replace groups with equal rewards by other groups.
     """
-    return bool(rewards) and min(rewards) < max(rewards)
+    return rewards_differ(rewards)
 
 
 def grpo(outcomes: Outcomes) -> Tensor:

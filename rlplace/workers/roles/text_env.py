@@ -38,7 +38,16 @@ from rlplace.errors import (
 from rlplace.metrics import DROPPED_PROMPTS, Metric, Metrics
 from rlplace.placement.schedule import Residency
 from rlplace.stopwatch import Stopwatch
-from rlplace.tokens import ENDS, Completion, Episode, Files, Request, Sample, Tokens
+from rlplace.tokens import (
+    ENDS,
+    Completion,
+    Episode,
+    Files,
+    Request,
+    Sample,
+    Tokens,
+    rewards_differ,
+)
 from rlplace.workers.arguments import (
     COMPLETIONS,
     REQUESTS,
@@ -588,8 +597,8 @@ class Pass:
                 if len(sampled) < samples:
                     continue
                 # Rewards of the samples that can be learned
-                rewards = {sample.reward for sample in sampled if not sample.poisoned}
-                if tried[group] < self._refills and len(rewards) < 2:
+                rewards = [each.reward for each in sampled if not each.poisoned]
+                if tried[group] < self._refills and not rewards_differ(rewards):
                     self.refilled.append(sampled)
                     whole[group] = []
                     left.append((group, groups[group], tried[group] + 1))

@@ -300,7 +300,17 @@ def test_groups_become_outcomes_whatever_their_numbers() -> None:
         ([0.0, 0.0, 0.0], False),
         ([1.0], False),
         ([], False),
+        ([0.1 + 0.2, 0.3, 0.3], False),  # two sums of rewards, of which one is rounded
+        ([0.1 + 0.2 - 0.3, 0.0], False),
+        ([1e6 + 1e-5, 1e6], True),
+        ([1e-6, 0.0], True),
     ],
 )
 def test_only_mixed_groups_carry_signal(rewards: list[float], signal: bool) -> None:
     assert carries_signal(rewards) is signal
+    outcomes = Outcomes(
+        rewards=torch.tensor(rewards, dtype=torch.float64),
+        groups=torch.zeros(len(rewards), dtype=torch.int64),
+        lengths=torch.ones(len(rewards), dtype=torch.int64),
+    )
+    assert bool(dr_grpo(outcomes).any()) is signal

@@ -195,6 +195,14 @@ def test_a_row_depends_on_its_seed_alone() -> None:
         assert np.array_equal(whole[2:], part)
 
 
+def test_runs_of_neighbouring_seeds_share_no_environment() -> None:
+    """Seed plus row would give runs 0 and 1 all but one of their environments in common."""
+    seeds = [seed for run in range(5) for seed in row_seeds(run, 0, 64)]
+    assert len(set(seeds)) == len(seeds)
+    # The rows of all ranks together are the rows of one
+    assert [*row_seeds(3, 0, 4), *row_seeds(3, 4, 4)] == list(row_seeds(3, 0, 8))
+
+
 def test_it_is_gymnasium_step_for_step() -> None:
     """Against environments made by Gymnasium with all its wrappers, reset by hand."""
     rows, steps, limit = 3, 120, 20

@@ -81,6 +81,16 @@ class Absent(Race):
         return self._show(self.agents), {agent: {} for agent in self.agents}
 
 
+class Masking(Race):
+    """The info of each agent has a mask of its actions."""
+
+    def reset(
+        self, seed: int | None = None, options: Any = None
+    ) -> tuple[Shown, dict[str, Any]]:
+        shown, _ = super().reset(seed)
+        return shown, {agent: {"action_mask": np.ones(3)} for agent in self.agents}
+
+
 class Unequal(Race):
     """The last agent sees more and can do less."""
 

@@ -32,6 +32,8 @@ _LOG = logging.getLogger(__name__)
 _KEY = "env.id"
 _STEP = "step()"
 _RESET = "reset()"
+# The name under which environments give a mask of the actions that are allowed
+_MASK = "action_mask"
 # Numbers may leave their bounds by as much: rounding to float32
 _SHARE = 1e-3
 _LEAST = 1e-6
@@ -110,12 +112,25 @@ class Results:
         """Return the observation of `made`, which `reset` has returned. Raises SimulatorError for another result."""
         # What nearly all return needs no closer look
         if type(made) is tuple and len(made) == 2 and type(made[1]) is dict:
+            self._look_for_masks(made)
             return made[0]
         pair = isinstance(made, tuple | list) and len(made) == 2
         if not pair or not (made[1] is None or isinstance(made[1], Mapping)):
             unfit = Unfit("reset", in_words(made))
             raise self.refused(unfit, _RESET)
         return made[0]
+
+    def _look_for_masks(self, made: tuple[Any, ...]) -> None:
+        """Add a remark if an observation or an info, the results of `reset`, has a mask of actions: none is applied.
+
+        Environments of several agents have an observation and an info for each agent.
+        """
+        for place, result in zip(("observation", "info"), made, strict=True):
+            if not isinstance(result, Mapping):
+                continue
+            inner = [each for each in result.values() if isinstance(each, Mapping)]
+            if any(_MASK in each for each in (result, *inner)):
+                self.remark_of_kind("mask", f"{_MASK} in its {place}")
 
     def values(self, made: Any) -> tuple[Any, Any, Any, Any]:
         """Return (observation, reward, terminated, truncated) of a step that did not return five values.

@@ -7,6 +7,7 @@ from typing import Any
 import gymnasium
 import numpy as np
 import pytest
+from gymnasium.spaces import MultiBinary
 
 from rlplace.config.blocks.simulator import SimulatorEnvConfig
 from rlplace.envs.gymnasium_vector import GymnasiumVector
@@ -193,6 +194,41 @@ def test_a_row_depends_on_its_seed_alone() -> None:
             apart.step(np.zeros(2, np.int64)).observations,
         )
         assert np.array_equal(whole[2:], part)
+
+
+class Masked(Script):
+    """Gives a mask of actions in its info, or as an entry of its observation."""
+
+    def __init__(self, place: str) -> None:
+        super().__init__()
+        self._place = place
+        if place == "observation":
+            entries = {"seen": self.observation_space, "action_mask": MultiBinary(3)}
+            self.observation_space = gymnasium.spaces.Dict(entries)
+
+    def reset(self, **options: Any) -> tuple[Any, dict[str, Any]]:
+        shown, info = super().reset(**options)
+        if self._place == "observation":
+            return self._both(shown), info
+        return shown, {"action_mask": np.ones(3, np.int8)}
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        shown, *others = super().step(action)
+        return (self._both(shown) if self._place == "observation" else shown, *others)
+
+    def _both(self, shown: Any) -> dict[str, Any]:
+        return {"seen": shown, "action_mask": np.ones(3, np.int8)}
+
+
+@pytest.mark.parametrize("place", ["observation", "info"])
+def test_a_mask_of_actions_is_said_not_to_be_applied(place: str) -> None:
+    envs = GymnasiumVector([Masked(place), Masked(place)], max_episode_steps=2)
+    envs.reset([0, 1])
+    for _ in range(5):
+        envs.step(np.zeros(2, np.int64))
+    (remark,) = envs.remarks
+    assert "the policy does not apply" in remark
+    assert f"action_mask in its {place}" in remark
 
 
 def test_runs_of_neighbouring_seeds_share_no_environment() -> None:

@@ -129,6 +129,13 @@ def test_an_agent_that_never_takes_part_has_no_return() -> None:
     assert [episode.length for episode in played] == [2, 4, 2, 4]
 
 
+def test_masks_of_actions_are_said_not_to_be_applied() -> None:
+    envs = made(3, id="tests.parallel_envs:Masking")
+    envs.reset([5, 5, 5])
+    (remark,) = envs.remarks
+    assert "action_mask in its info" in remark
+
+
 def test_whole_environments_are_played() -> None:
     spaces = describe(RACE)
 

@@ -39,18 +39,38 @@ TOOLS = (
     *("sort", "stat", "tail", "timeout", "tr", "uname", "uniq", "wc", "whoami"),
     "xargs",
 )
-# Programs that write; they do nothing where the script is not isolated
-_WRITING = ("chmod", "cp", "ln", "mkdir", "mktemp", "mv", "rm", "tee", "touch")
+# Programs that change files; they do nothing where the script is not isolated
+_WRITING = ("chmod", "cp", "ln", "mv", "rm", "tee", "touch")
+# Programs that make what a later line of the script may write to
+_MAKING = ("mkdir", "mktemp")
 # Programs that set up the namespaces
 _SYSTEM = ("mount", "umount", "pivot_root", "unshare", "setpriv")
-_SECONDS = 20  # most seconds of a script
+SECONDS = 20  # most seconds of a script
+PROCESSOR_SECONDS = 10  # most seconds of processor time of a process of a script
 _SLACK = 10  # most seconds for setting up and removing the namespaces
-_LIMITS = "ulimit -t 10 -f 4096 -v 4000000 -n 256"
-_LIMITS_ISOLATED = "ulimit -u 200"
+_LIMITS = f"ulimit -t {PROCESSOR_SECONDS} -f 4096 -v 4000000 -n 256"
+# For root, the limit of processes is the largest process id in the script's namespace: Linux 6.14 and later
+_LIMITS_ISOLATED = (
+    "ulimit -u 200; { echo 400 > /proc/sys/kernel/pid_max; } 2> /dev/null"
+)
+# Ends all other processes of the namespace, in which the shell is process 1; any other shell does nothing
+_END_OTHERS = "[ $$ = 1 ] && kill -KILL -1"
 _MOST_LAUNCHES = 100
+_MOST_FOLDERS = (
+    500  # most folders of other owners or groups in which a script can write
+)
+KILLED = 137  # exit code of a script that a limit ended
 _NAMESPACES = ("user", "mount", "net", "pid", "ipc", "uts", "fork", "kill-child")
 _LIBRARIES = ("/lib", "/lib64", "/lib32", "/usr/lib", "/usr/lib64", "/usr/lib32")
 _END = b"\ncode "  # before the last line of what _RUN prints
+# Settings of Linux that refuse namespaces to users: name, the refusing value, the value that permits them
+_SETTINGS = (
+    ("user.max_user_namespaces", "0", "10000"),
+    ("kernel.unprivileged_userns_clone", "0", "1"),
+    ("kernel.apparmor_restrict_unprivileged_userns", "1", "0"),
+)
+# What programs print if the kernel refuses what they ask for
+_REFUSED = ("Operation not permitted", "Permission denied", "permission denied")
 _PROJECT = (".git", "pyproject.toml", "setup.py", "setup.cfg")
 
 # A stub: records its working folder, name and arguments, each ended by a NUL
@@ -63,14 +83,16 @@ exit 0
 """
 _NOTHING = "#!{bash}\nexit 0\n"
 _PASSES = '#!{bash}\nwhile [ "${{1#-}}" != "$1" ]; do shift; done\nexec "$@"\n'
-# Bash reads this text before each script, so that a missing program, file or folder does not end the script
+# Bash reads this text before each script, so that a missing program, file or folder, or a limit that cannot be raised
+# here, does not end the script
 _BEFORE = """command_not_found_handle() {{ printf '%s\\n' "$1" >> {log}/unknown; }}
 cd() {{ builtin cd "$@" 2> /dev/null || printf '%s\\n' "cd $*" >> {log}/unknown; }}
 source() {{
   if [ -r "$1" ]; then builtin source "$@"; else printf '%s\\n' "source $1" >> {log}/unknown; fi
 }}
 . () {{ source "$@"; }}
-export -f command_not_found_handle cd source
+ulimit() {{ builtin ulimit "$@" 2> /dev/null || true; }}
+export -f command_not_found_handle cd source ulimit
 """
 # Runs the script, then prints each recorded file after its name and size
 _RUN = """exec 3>&1
@@ -80,6 +102,7 @@ cd {folder}
   exec timeout -s KILL {seconds} {bash} {script} {words} > {log}/said 2>&1 < /dev/null 3>&-
 )
 code=$?
+{after}
 for file in {log}/launch.* {log}/unknown {log}/said; do
   [ -f "$file" ] || continue
   printf '%s %s\\n' "${{file##*/}}" "$(wc -c < "$file")" >&3
@@ -92,6 +115,7 @@ _ISOLATE = """set -e
 mount -t tmpfs -o size=96m,mode=755 tmpfs {root}
 cd {root}
 mkdir -p usr/bin usr/local tmp dev proc etc .old .up .work .log .system
+if [ -s {owned} ]; then (cd .up && xargs -0 mkdir -p -- < {owned}); fi
 ln -s usr/bin bin
 ln -s usr/bin sbin
 ln -s ../bin usr/local/bin
@@ -120,7 +144,9 @@ ln -s /proc/self/fd dev/fd
 ln -s /proc/self/fd/2 dev/stderr
 ln -s /proc/self/fd/1 dev/stdout
 mkdir -p .{project} .{home}
-if ! mount -t overlay overlay -o lowerdir={project},upperdir=.up,workdir=.work .{project} 2> /dev/null; then
+if [ -n {alone} ]; then
+  cp {alone} .{project}/
+elif ! mount -t overlay overlay -o lowerdir={project},upperdir=.up,workdir=.work .{project} 2> /dev/null; then
   mount --bind {project} .{project}
   mount -o remount,bind,ro .{project}
   if [ -w .{project} ]; then exit 97; fi
@@ -174,10 +200,11 @@ def run_script(
     whether the script is run without isolation. Raises ConfigError if the machine has no bash, or cannot isolate the
     script.
     """
+    typed = str(script)
     script = script.resolve()
-    tools = _found(*TOOLS, *_WRITING)
+    tools = _found(*TOOLS, *_WRITING, *_MAKING)
     if "bash" not in tools:
-        raise config_error("import-script", "import", str(script), error="no-bash")
+        raise config_error("import-script", "import", typed, error="no-bash")
     home = os.path.expanduser("~")
     environment = {
         "HOME": home,
@@ -193,8 +220,18 @@ def run_script(
         if trusted:
             said = _run_trusted(place, script, words, environment, tools)
             return _result(said, isolated=False, home=(str(place / "home"), home))
-        said = _run_isolated(place, script, words, environment, tools)
+        try:
+            said = _run_isolated(place, script, words, environment, tools)
+        except NotIsolated as refusal:
+            error, facts = refusal.args
+            raise config_error(
+                "import-script", "import", typed, error=error, **facts
+            ) from None
         return _result(said, isolated=True)
+
+
+class NotIsolated(Exception):
+    """The machine cannot isolate a script. Arguments: the name of the error's text, and its facts."""
 
 
 def _user() -> str:
@@ -217,11 +254,42 @@ def _found(*names: str) -> dict[str, str]:
 
 
 def project_of(script: Path) -> Path:
-    """Return the folder of the project that a script belongs to; without one, the folder of the script."""
+    """Return the folder of the project that a script belongs to; without one, the folder of the script.
+
+    The user's home, and folders above it, are no projects, whatever files are in them.
+    """
     for folder in script.parents:
+        if _holds_home(folder):
+            break
         if any((folder / mark).exists() for mark in _PROJECT):
             return folder
     return script.parent
+
+
+def _holds_home(folder: Path) -> bool:
+    """Return whether the user's home is in a folder, or is this folder."""
+    home = Path(os.path.expanduser("~"))
+    return any(folder in (path, *path.parents) for path in (home, home.resolve()))
+
+
+def _folders_of_others(project: Path) -> list[str]:
+    """Return the folders below a project that have another owner or group, as paths relative to the project.
+
+    The namespaces have one user and one group. An overlay cannot copy a folder of any other, so a script could write no
+    file in it. Hidden folders are left out.
+    """
+    own = (os.geteuid(), os.getegid())
+    found: list[str] = []
+    for folder, names, _ in os.walk(project):
+        names[:] = sorted(name for name in names if not name.startswith("."))
+        for name in names:
+            path = Path(folder, name)
+            facts = path.lstat()
+            if not path.is_symlink() and (facts.st_uid, facts.st_gid) != own:
+                found.append(str(path.relative_to(project)))
+        if len(found) >= _MOST_FOLDERS:
+            break
+    return found[:_MOST_FOLDERS]
 
 
 def _start(script: Path, project: Path) -> Path:
@@ -253,20 +321,28 @@ def _write_programs(place: Path, bash: str, log: str, nothing: Sequence[str]) ->
 
 
 def _write_run(
-    place: Path, script: Path, words: Sequence[str], bash: str, log: str, limits: str
+    place: Path,
+    script: Path,
+    words: Sequence[str],
+    bash: str,
+    log: str,
+    limits: str,
+    after: str = "",
 ) -> Path:
     """Write _RUN for a script into the folder `place`, and return the file.
 
     `words`: arguments of the script. `bash`, `log`: as for `_write_programs`. `limits`: commands that limit it.
+    `after`: command that is run after the script.
     """
     text = _RUN.format(
         folder=shlex.quote(str(_start(script, project_of(script)))),
         limits=limits,
-        seconds=_SECONDS,
+        seconds=SECONDS,
         bash=bash,
         script=shlex.quote(str(script)),
         words=shlex.join(words),
         log=log,
+        after=after,
     )
     run = place / "run"
     run.write_text(text, encoding="utf-8")
@@ -305,19 +381,26 @@ def _run_isolated(
     """Run a script in namespaces of its own, and return what _RUN prints."""
     system = _found(*_SYSTEM)
     absent = [name for name in _SYSTEM if name not in system and name != "setpriv"]
-    if absent or not os.path.isdir("/proc/self/ns"):
-        raise _no_isolation(script, f"this machine has no {absent or 'namespaces'}")
+    if absent:
+        raise NotIsolated("isolation-programs", {"programs": ", ".join(absent)})
     _write_programs(place, "/usr/bin/bash", "/.log", ())
     (place / "root").mkdir()
     (place / "bin" / "sh").write_bytes(Path(tools["bash"]).read_bytes())
     (place / "bin" / "sh").chmod(0o755)
     limits = f"{_LIMITS}; {_LIMITS_ISOLATED}"
-    run = _write_run(place, script, words, "/usr/bin/bash", "/.log", limits)
+    run = _write_run(
+        place, script, words, "/usr/bin/bash", "/.log", limits, _END_OTHERS
+    )
     variables = {"PATH": "/usr/bin", "BASH_ENV": "/.before"} | environment
     inner = ["/usr/bin/env", "-i", *(f"{k}={v}" for k, v in variables.items())]
     if "setpriv" in system:
         inner += ["/.system/setpriv", "--no-new-privs"]
         inner += ["--bounding-set=-all", "--inh-caps=-all"]
+    project = project_of(script)
+    alone = _holds_home(project)
+    folders = [] if alone else _folders_of_others(project)
+    owned = place / "owned"
+    owned.write_bytes(b"".join(os.fsencode(folder) + b"\0" for folder in folders))
     setup = _ISOLATE.format(
         root=place / "root",
         bin=place / "bin",
@@ -327,7 +410,9 @@ def _run_isolated(
         system=shlex.join(system.values()),
         user=shlex.quote(environment["USER"]),
         home=shlex.quote(environment["HOME"]),
-        project=shlex.quote(str(project_of(script))),
+        project=shlex.quote(str(project)),
+        alone=shlex.quote(str(script) if alone else ""),
+        owned=owned,
         libraries=" ".join(_LIBRARIES),
         command=shlex.join([*inner, "/usr/bin/bash", "/.run"]),
     )
@@ -337,15 +422,33 @@ def _run_isolated(
     command += [tools["bash"], str(place / "setup")]
     said, error = _answer(command, _search_path())
     if _END not in said:
-        reason = error.decode(errors="replace").strip().rpartition("\n")[2]
-        raise _no_isolation(script, reason or "namespaces cannot be set up")
+        raise _refusal(error.decode(errors="replace"))
     return said
 
 
-def _no_isolation(script: Path, reason: str) -> Exception:
-    return config_error(
-        "import-script", "import", str(script), error="no-isolation", reason=reason
-    )
+def _refusal(said: str) -> NotIsolated:
+    """Return why a script could not be isolated. `said`: error output of the programs that set up the namespaces."""
+    for name, refusing, permitting in _SETTINGS:
+        value = _setting(name)
+        if value == refusing:
+            facts = {"name": name, "value": value, "permitting": permitting}
+            return NotIsolated("isolation-setting", facts)
+    lines = [line.strip() for line in said.split("\n") if line.strip()]
+    # `mount` adds a line about the log of the kernel
+    lines = [line for line in lines if "dmesg" not in line]
+    reason = lines[-1] if lines else ""
+    if any(text in reason for text in _REFUSED):
+        return NotIsolated("isolation-refused", {"reason": reason})
+    return NotIsolated("no-isolation", {"reason": reason or "no reason is given"})
+
+
+def _setting(name: str) -> str:
+    """Return the value of a setting of Linux, such as `user.max_user_namespaces`; "" if there is none."""
+    try:
+        file = Path("/proc/sys", *name.split("."))
+        return file.read_text(encoding="utf-8").strip()
+    except OSError:
+        return ""
 
 
 def _answer(
@@ -364,10 +467,14 @@ def _answer(
         start_new_session=True,
     ) as process:
         try:
-            return process.communicate(timeout=_SECONDS + _SLACK)
+            return process.communicate(timeout=SECONDS + _SLACK)
         except subprocess.TimeoutExpired:
             os.killpg(process.pid, signal.SIGKILL)
             return process.communicate()
+        finally:
+            # Ctrl-C ends the script as well, which is in a session of its own
+            if process.poll() is None:
+                os.killpg(process.pid, signal.SIGKILL)
 
 
 def _result(said: bytes, *, isolated: bool, home: tuple[str, str] = ("", "")) -> Ran:

@@ -7,6 +7,7 @@ chosen branches, the other launches of the script, and missing files and program
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import os
 import re
 from collections.abc import Mapping, Sequence
@@ -14,7 +15,14 @@ from pathlib import Path
 
 from rlplace.codes import config_error
 from rlplace.errors import Source
-from rlplace.imports.sandbox import Launch, Ran, run_script
+from rlplace.imports.sandbox import (
+    KILLED,
+    PROCESSOR_SECONDS,
+    SECONDS,
+    Launch,
+    Ran,
+    run_script,
+)
 from rlplace.imports.settings import words_of
 from rlplace.imports.shell import launch_words, options_in, taken_branches
 from rlplace.units import clipped, counted
@@ -89,6 +97,15 @@ def ran_script(file: Path, reading: Reading) -> Script:
         file, reading.arguments, reading.variables, trusted=reading.trusted
     )
     launches = [launch for launch in ran.launches if _trains(launch)]
+    if not launches and ran.code == KILLED:
+        raise config_error(
+            "import-script",
+            "import",
+            str(file),
+            error="ended",
+            seconds=SECONDS,
+            processor=PROCESSOR_SECONDS,
+        )
     if not launches:
         raise config_error(
             "import-script",
@@ -114,14 +131,20 @@ def ran_script(file: Path, reading: Reading) -> Script:
     return Script(
         words=[(word, _place(word, text, str(file))) for word in words],
         config=config,
-        notes=_ran_notes(ran, launches, chosen),
+        notes=_ran_notes(ran, launches, chosen, file),
     )
 
 
 def _trains(launch: Launch) -> bool:
     """Return whether a launch may train: it has options, and is not a helper such as `ray start`."""
     words = launch.words
+    # Python whose program is a text, also behind `uv run`
     if not words or words[0] in ("-c", "-"):
+        return False
+    if any(
+        word in ("-c", "-") and before.startswith("python")
+        for before, word in itertools.pairwise(words)
+    ):
         return False
     if launch.program == "ray" and words[0] in _NO_TRAINER:
         return False
@@ -136,7 +159,9 @@ def _last_words(ran: Ran, file: Path) -> str:
     return clipped(lines[-1].removeprefix(f"{file.resolve()}: "), _LONGEST)
 
 
-def _ran_notes(ran: Ran, launches: Sequence[Launch], chosen: int) -> tuple[str, ...]:
+def _ran_notes(
+    ran: Ran, launches: Sequence[Launch], chosen: int, file: Path
+) -> tuple[str, ...]:
     how = "isolated" if ran.isolated else "as a trusted script, not isolated"
     notes = [f"Run under bash, {how}; programs were recorded and not started."]
     if len(launches) > 1:
@@ -149,6 +174,16 @@ def _ran_notes(ran: Ran, launches: Sequence[Launch], chosen: int) -> tuple[str, 
             notes.append(f"  {number}  {clipped(line, _LONGEST)}")
         if launches[_SHOWN:]:
             notes.append(f"  and {len(launches) - _SHOWN} more")
+    if ran.code == KILLED:
+        notes.append(
+            f"It was ended after {SECONDS} s, or {PROCESSOR_SECONDS} s of processor time; "
+            "later launches are not known."
+        )
+    elif ran.code:
+        notes.append(
+            f"It ended with {ran.code}: {_last_words(ran, file)}; "
+            "later launches are not known."
+        )
     if ran.unknown:
         listed = ", ".join(ran.unknown[:_SHOWN])
         more = f" and {len(ran.unknown) - _SHOWN} more" if ran.unknown[_SHOWN:] else ""
@@ -201,8 +236,13 @@ def _config_file(launch: Launch, named: Mapping[str, str]) -> Path | None:
     if not name:
         return None
     folders = [Path(launch.folder)]
-    # Hydra looks beside the program
+    # Hydra looks beside the program, or beside the module that `-m` names
     programs = [w for w in (launch.program, *launch.words) if w.endswith(".py")]
+    programs += [
+        word.replace(".", "/")
+        for before, word in itertools.pairwise(launch.words)
+        if before == "-m"
+    ]
     folders += [folders[0] / Path(program).parent for program in programs]
     for folder in folders:
         for ending in ("", ".yaml", ".yml"):

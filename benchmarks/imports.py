@@ -186,7 +186,10 @@ def whole(imported: Imported) -> dict[str, object]:
     alone = found.get("runner.eval_samples") == 1
     if found.get("runner.eval_temperature") is None and alone:
         found["runner.eval_temperature"] = 0.0
-    if found.get("runner.eval_top_p") is None:
+    if found.get("runner.eval_temperature") == 0:
+        # The likeliest token is taken, whatever the share
+        found["runner.eval_top_p"] = None
+    elif found.get("runner.eval_top_p") is None:
         found["runner.eval_top_p"] = found.get("rollout.top_p")
     return found
 

@@ -9,6 +9,7 @@ stub that takes everything. Without a network and without a GPU. `benchmarks/imp
 from __future__ import annotations
 
 import argparse
+import ast
 import contextlib
 import dataclasses
 import importlib.abc
@@ -16,10 +17,13 @@ import importlib.machinery
 import importlib.util
 import json
 import os
+import re
 import runpy
+import shlex
 import sys
 import types
-from collections.abc import Sequence
+import typing
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 from unittest.mock import MagicMock
@@ -160,10 +164,23 @@ def areal(root: Path, file: Path, words: Sequence[str]) -> Any:
 def skyrl(root: Path, file: Path, words: Sequence[str]) -> Any:
     sys.meta_path.insert(0, Only("skyrl"))
     sys.meta_path.append(Stubs())
+    utils = Stub("skyrl.backends.skyrl_train.inference_servers.utils")
+    vars(utils)["_uses_lora_weight_sync"] = skyrl_syncs_adapters
+    sys.modules[utils.__name__] = utils
     module = by_file(root / "skyrl" / "train" / "config" / "config.py", "skyrl_config")
     overrides = [w for w in words if "=" in w and not w.startswith("-")]
     made = module.SkyRLTrainConfig.from_cli_overrides(overrides)
     return dataclasses.asdict(made)
+
+
+def skyrl_syncs_adapters(config: Any) -> bool:
+    """Return whether SkyRL sends LoRA adapters to its engines, as the function does whose module is a stub."""
+    policy = config.trainer.policy
+    if policy.model.lora.rank <= 0:
+        return False
+    if config.trainer.strategy == "megatron":
+        return not policy.megatron_config.lora_config.merge_lora
+    return True
 
 
 def openrlhf(root: Path, file: Path, words: Sequence[str]) -> Any:
@@ -182,6 +199,215 @@ def openrlhf(root: Path, file: Path, words: Sequence[str]) -> Any:
             str(root / "openrlhf" / "cli" / "train_ppo_ray.py"), run_name="__main__"
         )
     return {k: v for k, v in found.items() if isinstance(v, int | float | str | list)}
+
+
+class Absent(Stubs):
+    """Stubs for packages that are not installed. `packages`: their names."""
+
+    def __init__(self, *packages: str) -> None:
+        super().__init__()
+        self.packages = {p for p in packages if importlib.util.find_spec(p) is None}
+
+    def find_spec(
+        self, fullname: str, path: Any = None, target: Any = None
+    ) -> importlib.machinery.ModuleSpec | None:
+        if fullname.partition(".")[0] not in self.packages:
+            return None
+        return super().find_spec(fullname)
+
+
+# ── slime ────────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+# Packages that slime and Megatron import, and that may not be installed
+_SLIME_ABSENT = ("sglang", "sglang_router", "wandb")
+
+
+class ServerArguments:
+    """The arguments of SGLang's server that a launch of slime most often sets, in place of SGLang's own class."""
+
+    @staticmethod
+    def add_cli_args(parser: argparse.ArgumentParser, **_: Any) -> None:
+        for name, kind in (("mem-fraction-static", float), ("context-length", int)):
+            parser.add_argument(f"--{name}", type=kind, default=None)
+
+
+class Machine:
+    """`os` for slime's arguments: every folder of a model is there."""
+
+    environ = os.environ
+
+    class path:
+        join = staticmethod(os.path.join)
+        exists = staticmethod(lambda _: True)
+        isdir = staticmethod(lambda _: False)
+
+
+def slime(root: Path, file: Path, words: Sequence[str]) -> Any:
+    """Parse the words of a launch with slime's parser and its checks, on top of Megatron's.
+
+    The folder of Megatron-LM is the variable MEGATRON_LM. SGLang's arguments are those of `ServerArguments`.
+    """
+    if "MEGATRON_LM" not in os.environ:
+        raise SystemExit("slime's parser is built on Megatron's: set MEGATRON_LM")
+    sys.path[:0] = [str(root), os.environ["MEGATRON_LM"]]
+    sys.meta_path.append(Absent(*_SLIME_ABSENT))
+    # Megatron is written for Python 3.12
+    vars(typing).setdefault("override", lambda method: method)
+    for name, kind in (
+        ("sglang.srt.server_args", "ServerArgs"),
+        ("sglang_router.launch_router", "RouterArgs"),
+    ):
+        module = Stub(name)
+        router = type(kind, (), {"add_cli_args": staticmethod(lambda *a, **k: None)})
+        vars(module)[kind] = ServerArguments if kind == "ServerArgs" else router
+        sys.modules[name] = module
+    # Without what the packages themselves import, which no parser needs
+    for name, folder in (
+        ("megatron.training", Path(os.environ["MEGATRON_LM"]) / "megatron/training"),
+        ("slime.backends.megatron_utils", root / "slime/backends/megatron_utils"),
+    ):
+        package = Stub(name)
+        package.__path__ = [str(folder)]
+        sys.modules[name] = package
+    transformers = importlib.import_module("transformers")
+    transformers.AutoConfig.from_pretrained = lambda *a, **k: None
+    arguments = importlib.import_module("slime.utils.arguments")
+    vars(arguments)["os"] = Machine
+    sys.argv = ["train.py", *words]
+    adds = arguments.get_slime_extra_args_provider()
+    before = arguments._pre_parse_mode()
+    engines = vars(arguments.sglang_parse_args())
+    of_megatron = importlib.import_module("slime.backends.megatron_utils.arguments")
+    made = of_megatron.megatron_parse_args(extra_args_provider=adds)
+    for block in (vars(before), engines):
+        for name, value in block.items():
+            setattr(made, name, value)
+    arguments.slime_validate_args(made)
+    kept = (bool, int, float, str, list)
+    return {
+        name.replace("_", "-"): value
+        for name, value in vars(made).items()
+        if isinstance(value, kept)
+    }
+
+
+# ── TRL ──────────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def trl(root: Path, file: Path, words: Sequence[str]) -> Any:
+    """Run a script of TRL up to its trainer, and return the config and the arguments that the trainer gets.
+
+    TRL's own parser reads the command in the docstring of a script that takes its config from the command line. The
+    launcher's own parser reads the processes. Data sets, models and what is not installed are stubs.
+    """
+    sys.path.insert(0, str(root))
+    text = file.read_text(encoding="utf-8")
+    sys.meta_path.append(Absent(*imported_packages(text)))
+    launch: list[str] = []
+    if file.suffix == ".yaml":
+        words = ["--config", str(file)]
+        file = root / "trl" / "scripts" / "grpo.py"
+    elif "TrlParser" in text or "HfArgumentParser" in text:
+        launch, words = trl_command(text)
+    processes = accelerate_settings(root, launch)
+    without_devices(int(processes.get("num_processes", 1)))
+    taken: dict[str, Any] = {}
+
+    class Trainer:
+        def __init__(self, *args: Any, **kwargs: Any) -> None:
+            taken.update(kwargs, trainer=self.name)  # type: ignore[attr-defined]
+            raise SystemExit(0)
+
+    library = importlib.import_module("trl")
+    transfer = "trl.experimental.async_grpo.weight_transfer"
+    sys.modules[transfer] = Stub(transfer)
+    modules = [library, importlib.import_module("trl.experimental.async_grpo")]
+    for module in modules:
+        for name in ("GRPOTrainer", "RLOOTrainer", "AsyncGRPOTrainer"):
+            if name in getattr(module, "__all__", ()) or hasattr(module, name):
+                setattr(module, name, type(name, (Trainer,), {"name": name}))
+    sys.argv = [str(file), *words]
+    os.chdir(root)
+    with contextlib.suppress(SystemExit):
+        runpy.run_path(str(file), run_name="__main__")
+    if "trainer" not in taken:
+        raise SystemExit("the script makes no trainer")
+    return trl_settings(taken) | processes
+
+
+def imported_packages(text: str) -> set[str]:
+    """Return the packages that a Python script imports. `text`: the script."""
+    names: set[str] = set()
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            names.add(node.module)
+    return {name.partition(".")[0] for name in names}
+
+
+def trl_command(text: str) -> tuple[list[str], list[str]]:
+    """Return (words of the launcher, words of the script) of the command in the docstring of a script."""
+    docstring = ast.get_docstring(ast.parse(text)) or ""
+    lines = re.sub(r"\\\s*\n", " ", docstring).split("\n")
+    found = [shlex.split(line) for line in lines if re.search(r"\.py\b.*\s--", line)]
+    command = max(found, key=len, default=[])
+    at = next((n for n, word in enumerate(command) if word.endswith(".py")), -1)
+    return command[:at], command[at + 1 :] if at >= 0 else []
+
+
+def without_devices(processes: int) -> None:
+    """Let data sets and models be stubs, and the config be made as on machines with GPUs. `processes`: their number."""
+    transformers = importlib.import_module("transformers")
+    arguments = importlib.import_module("transformers.training_args")
+    for name in ("AutoProcessor", "AutoTokenizer", "AutoModelForCausalLM"):
+        getattr(transformers, name).from_pretrained = MagicMock()
+    vars(arguments)["is_torch_bf16_gpu_available"] = lambda: True
+    arguments.TrainingArguments.world_size = property(lambda _: processes)
+    datasets = importlib.import_module("datasets")
+    halves = (MagicMock(), MagicMock())
+    vars(datasets)["load_dataset"] = lambda *a, split=None, **k: (
+        halves if isinstance(split, list) else MagicMock()
+    )
+
+
+def trl_settings(taken: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the settings of a run of TRL. `taken`: what the trainer gets."""
+    config = taken.get("args")
+    found = dict(vars(config)) if config is not None else {}
+    found["trainer"] = taken["trainer"]
+    model = taken.get("model")
+    found["model_name_or_path"] = model if isinstance(model, str) else None
+    adapter = taken.get("peft_config")
+    if adapter is not None:
+        found |= {
+            "use_peft": True,
+            "lora_r": adapter.r,
+            "lora_alpha": adapter.lora_alpha,
+            "lora_target_modules": sorted(adapter.target_modules or ()),
+        }
+    kept = (bool, int, float, str, list)
+    return {k: v for k, v in found.items() if v is None or isinstance(v, kept)}
+
+
+def accelerate_settings(root: Path, words: Sequence[str]) -> dict[str, Any]:
+    """Return what accelerate's own parser, and its reader of config files, take from the words of the launcher."""
+    if list(words[:2]) != ["accelerate", "launch"]:
+        return {}
+    launcher = importlib.import_module("accelerate.commands.launch")
+    reader = importlib.import_module("accelerate.commands.config.config_args")
+    known, _ = launcher.launch_command_parser().parse_known_args(
+        [*words[2:], "script.py"]
+    )
+    found = {"num_processes": known.num_processes}
+    if known.config_file:
+        file = reader.load_config_from_file(str(root / known.config_file))
+        found["num_processes"] = known.num_processes or file.num_processes
+        stage = (file.deepspeed_config or {}).get("zero_stage")
+        if stage is not None:
+            found["zero_stage"] = stage
+    return {key: value for key, value in found.items() if value is not None}
 
 
 class Only(Stubs):
@@ -204,6 +430,8 @@ _LIBRARIES = {
     "areal": areal,
     "skyrl": skyrl,
     "openrlhf": openrlhf,
+    "slime": slime,
+    "trl": trl,
 }
 
 

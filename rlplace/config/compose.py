@@ -9,7 +9,7 @@ import re
 import shlex
 import sys
 import warnings
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -372,12 +372,37 @@ def _print_config(line: CommandLine, overrides: list[str]) -> None:
     sys.stdout.write(f"{text}\n")
 
 
+def _searchpath(file: Path) -> Iterator[Path]:
+    """Yield the folders that `hydra.searchpath` of a config file of another program names, if they exist.
+
+    A folder of this list may begin with a variable of the program's environment, or be relative to its project. It is
+    looked for in the folders above the file.
+    """
+    try:
+        mapping = yaml.safe_load(file.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, yaml.YAMLError):
+        return
+    block = mapping.get("hydra") if isinstance(mapping, Mapping) else None
+    written = block.get("searchpath") if isinstance(block, Mapping) else None
+    for entry in written if isinstance(written, list) else ():
+        path = str(entry).removeprefix("file://")
+        path = re.sub(r"^\$\{oc\.env:[^}]*\}/?", "", path)
+        if not path or path.startswith(("pkg:", "$")):
+            continue
+        for above in file.resolve().parents:
+            if (above / path).is_dir():
+                yield above / path
+                break
+
+
 def with_defaults(file: Path) -> Composed | None:
     """Compose a config file of another program with the files in its `defaults`. References `${...}` stay as they are.
 
-    Return None if Hydra cannot compose the config, for example because a file in `defaults` is missing.
+    These files are looked for beside the file, and in the folders of its `hydra.searchpath`. Return None if Hydra
+    cannot compose the config, for example because a file in `defaults` is missing.
     """
     folder = file.parent.resolve()
+    searched = ",".join(f"file://{path}" for path in (folder, *_searchpath(file)))
     try:
         with (
             initialize_config_dir(str(folder), job_name="rlplace", version_base="1.3"),
@@ -387,7 +412,7 @@ def with_defaults(file: Path) -> Composed | None:
             warnings.simplefilter("ignore")
             return _composed(
                 file.stem,
-                [f"hydra.searchpath=[file://{folder}]"],
+                [f"hydra.searchpath=[{searched}]"],
                 resolve=False,
             )
     except (HydraException, OmegaConfBaseException, yaml.YAMLError):

@@ -111,6 +111,13 @@ MODEL_SIZES = (
     "num_experts_per_tok",
     "moe_intermediate_size",
 )
+# Keys of a config.json that are near one of MODEL_SIZES and are no misspelling of it.
+OTHER_MODEL_SIZES = (
+    "v_head_dim",
+    "intermediate_size_mlp",
+    "swa_num_attention_heads",
+    "swa_num_key_value_heads",
+)
 _MODEL = {
     "path": "name model_name model_name_or_path name_or_path model_path pretrain hf_checkpoint",
     "num_hidden_layers": "num_layers n_layers layers",

@@ -24,6 +24,7 @@ from rlplace.config.other_names import (
     MODEL_NAMES,
     MODEL_SIZES,
     NO_SUCH,
+    OTHER_MODEL_SIZES,
     PARALLEL,
     SPLITS,
     another_measure,
@@ -381,7 +382,7 @@ def reject_model_keys(written: Mapping[str, Any], found: Found) -> None:
         for name, value in model.items():
             key = f"{role}.model.{name}"
             meant = MODEL_NAMES.get(name)
-            if meant is None and name not in MODEL_SIZES:
+            if meant is None and name not in (*MODEL_SIZES, *OTHER_MODEL_SIZES):
                 meant = did_you_mean(str(name), MODEL_SIZES)
             if str(name).startswith("lora_"):
                 meant = f"{role}.{name}"

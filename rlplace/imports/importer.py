@@ -56,6 +56,8 @@ _ESTIMATORS = {
         "reinforce_plus_plus_baseline",
     ),
 }
+# Lower clip distance for an algorithm of another library without a lower bound of the ratio
+NO_LOWER_BOUND = 0.99
 _OF_VALUES = {"algorithm.gamma", "algorithm.gae_lambda", "algorithm.value_clip"}
 _KL_ESTIMATORS = {
     "kl": "k1",

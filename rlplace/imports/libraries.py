@@ -11,8 +11,9 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from rlplace.config.keys import PLACEMENT
+from rlplace.config.yaml_text import show
 from rlplace.errors import did_you_mean, suggestion
-from rlplace.imports.importer import ROLES, Draft, Imported, finish
+from rlplace.imports.importer import NO_LOWER_BOUND, ROLES, Draft, Imported, finish
 from rlplace.imports.nemo_rl import import_nemo_rl
 from rlplace.imports.openrlhf import import_openrlhf
 from rlplace.imports.placing import Allocation, place_by_size
@@ -37,9 +38,6 @@ _RLINF_TASKS = (
     "coding",
 )
 _RLINF_SIMULATED = ("actor", "env", "rollout")  # components of a job with simulators
-_NO_BOUND = (
-    0.99  # lower clip distance for an algorithm without a lower bound of the ratio
-)
 _RLINF_TENSOR = "rollout.tensor_parallel_size"
 
 
@@ -292,6 +290,7 @@ def _rlinf_offloads(draft: Draft) -> dict[str, bool]:
 _VERL = "actor_rollout_ref."
 _VERL_MODE = f"{_VERL}actor.policy_loss.loss_mode"
 _VERL_TENSOR = f"{_VERL}rollout.tensor_model_parallel_size"
+_TWO_BOUNDS = re.compile(r"(\d+(?:\.\d+)?)_(\d+(?:\.\d+)?)")
 _VERL_BATCH = f"{_VERL}actor.ppo_mini_batch_size"
 
 
@@ -362,8 +361,16 @@ def import_verl(draft: Draft, per_node: int) -> Imported:
         # A weight has no bound below there
         low = f"{_VERL}actor.clip_ratio_low"
         if draft.number(low, 0.2) >= 1:
-            draft.set("algorithm.clip_ratio_low", _NO_BOUND)
+            draft.set("algorithm.clip_ratio_low", NO_LOWER_BOUND)
             draft.becomes(low, "algorithm.clip_ratio_low")
+            draft.implied(
+                "clip_ratio_low and clip_ratio_high are given",
+                f"{_VERL}actor.clip_ratio",
+            )
+    schedule = f"{_VERL}actor.optim.lr_scheduler_type"
+    if draft.value("model_engine") == "veomni" and schedule not in draft.given:
+        draft.set("actor.optimizer.schedule", "cosine")
+        draft.assume("actor.optimizer.schedule: cosine", "the default of VeOmni there")
     _set_verl_prompts(draft)
     _set_verl_correction(draft)
     draft.apply_rules()
@@ -418,12 +425,20 @@ def _place_verl_engines(draft: Draft, pool: Allocation, tensor: int) -> None:
 
 
 def _set_verl_correction(draft: Draft) -> None:
+    """Write how the probabilities of the engines are corrected.
+
+    A threshold such as 0.5_4.0 has a lower and an upper bound, and weights beyond them are dropped (IcePop).
+    """
+    threshold = "algorithm.rollout_correction.rollout_is_threshold"
     if draft.value("algorithm.rollout_correction.rollout_is"):
+        bounds = _TWO_BOUNDS.fullmatch(str(draft.value(threshold, "")))
+        if bounds is not None:
+            draft.set("algorithm.tis_floor", float(bounds[1]))
+            draft.set("algorithm.tis_cap", float(bounds[2]))
+            draft.set("algorithm.tis_above", "drop")
+            draft.becomes(threshold, "algorithm.tis_cap", "algorithm.tis_floor")
         return
-    draft.implied(
-        "without rollout_is, nothing is weighed",
-        "algorithm.rollout_correction.rollout_is_threshold",
-    )
+    draft.implied("without rollout_is, nothing is weighed", threshold)
     if draft.number(f"{_VERL}actor.tis_imp_ratio_cap", 0.0) <= 0:
         draft.leave_uncorrected()
 
@@ -724,15 +739,9 @@ def import_skyrl(draft: Draft, per_node: int) -> Imported:
         draft.derive("algorithm.dual_clip", draft.number(bound, 3.0), bound)
     else:
         draft.implied("counts with policy_loss_type: dual_clip alone there", bound)
-    # A block for held-out prompts has defaults of its own
-    evaluated = "generator.eval_sampling_params."
-    if any(s.key.startswith(evaluated) for s in draft.settings):
-        for ours, name in (("temperature", "temperature"), ("top_p", "top_p")):
-            if f"{evaluated}{name}" not in draft.given:
-                draft.set(f"runner.eval_{ours}", 1.0)
-                draft.assume(
-                    f"runner.eval_{ours}: 1.0", f"the default of {evaluated}{name}"
-                )
+    _set_skyrl_evaluation(draft)
+    _set_skyrl_critic(draft)
+    _set_skyrl_graphs(draft)
     if (
         draft.at("algorithm.name") == "grpo"
         and draft.value("trainer.algorithm.grpo_norm_by_std", True) is False
@@ -751,6 +760,58 @@ def import_skyrl(draft: Draft, per_node: int) -> Imported:
             "under colocate_all they leave in turn there",
         )
     return finish(draft, topology, offload)
+
+
+def _set_skyrl_evaluation(draft: Draft) -> None:
+    """Write how held-out prompts are answered. Without a block for these prompts, SkyRL takes the likeliest token."""
+    block = "generator.eval_sampling_params."
+    if any(s.key.startswith(block) for s in draft.settings):
+        defaults = {"temperature": 1.0, "top_p": 1.0}
+    elif draft.count("generator.eval_n_samples_per_prompt", 1, 1) > 1:
+        defaults = {"temperature": 0.0}
+    else:
+        # rlplace takes the likeliest token, too
+        return
+    for name, default in defaults.items():
+        if f"{block}{name}" not in draft.given:
+            key = f"runner.eval_{name}"
+            draft.set(key, default)
+            draft.assume(f"{key}: {default}", f"the default of {block}{name}")
+
+
+def _set_skyrl_critic(draft: Draft) -> None:
+    """Write SkyRL's defaults of a job with a critic that differ from those of rlplace."""
+    if "critic" not in draft.placed:
+        return
+    defaults: tuple[tuple[str, str, object], ...] = (
+        ("trainer.algorithm.lambd", "algorithm.gae_lambda", 1.0),
+        (
+            "trainer.algorithm.advantage_batch_normalize",
+            "algorithm.normalize_advantages",
+            False,
+        ),
+        ("trainer.critic.optimizer_config.lr", "critic.optimizer.lr", 5e-6),
+    )
+    for theirs, ours, default in defaults:
+        if theirs not in draft.given:
+            draft.set(ours, default)
+            draft.assume(f"{ours}: {show(default)}", f"the default of {theirs}")
+
+
+def _set_skyrl_graphs(draft: Draft) -> None:
+    """Write that vLLM captures graphs if it has LoRA adapters. SkyRL then turns `enforce_eager` off."""
+    lora = draft.count("trainer.policy.model.lora.rank", 0)
+    if draft.value("trainer.strategy") == "megatron":
+        merged = "trainer.policy.megatron_config.lora_config.merge_lora"
+        lora = 0 if draft.value(merged, True) else lora
+    block = "generator.inference_engine."
+    eager = f"{block}enforce_eager"
+    if lora and draft.value(f"{block}backend", "vllm") == "vllm" and draft.has(eager):
+        draft.set("rollout.enforce_eager", False)
+        draft.becomes(eager, "rollout.enforce_eager")
+        draft.assume(
+            "rollout.enforce_eager: false", "turned off there for LoRA adapters"
+        )
 
 
 def _set_skyrl_correction(draft: Draft) -> None:

@@ -16,7 +16,7 @@ from rlplace.codes import config_error
 from rlplace.config.keys import PLACEMENT
 from rlplace.config.yaml_text import line_sources
 from rlplace.errors import Source
-from rlplace.imports.importer import Draft, Imported, finish
+from rlplace.imports.importer import NO_LOWER_BOUND, Draft, Imported, finish
 from rlplace.imports.placing import Allocation
 from rlplace.imports.settings import Setting, leaves_of, read_block, text_of
 
@@ -169,6 +169,7 @@ def import_nemo_rl(draft: Draft, per_node: int) -> Imported:
         if every:
             draft.derive("checkpoint.every", every, "checkpointing.save_period")
     draft.apply_rules()
+    _set_bounds(draft)
     _set_baseline(draft)
     leaves = dict.fromkeys(pool.where, shared) | {"reference": True, "reward": False}
     if shared:
@@ -227,6 +228,17 @@ def _set_correction(draft: Draft) -> None:
         draft.unmapped(
             "answers are left out by their own mean there; tis_level: sequence compares products",
             f"{block}type",
+        )
+
+
+def _set_bounds(draft: Draft) -> None:
+    """Write the lower bound of the ratio. A distance of 1 or more is no bound in NeMo-RL, since no ratio is below 0."""
+    key = "loss_fn.ratio_clip_min"
+    if draft.number(key, 0.2) >= 1:
+        draft.set("algorithm.clip_ratio_low", NO_LOWER_BOUND)
+        draft.becomes(key, "algorithm.clip_ratio_low")
+        draft.assume(
+            f"algorithm.clip_ratio_low: {NO_LOWER_BOUND}", "there is no lower bound"
         )
 
 

@@ -99,10 +99,14 @@ class Allocation:
     def divide_tokens(self, component: str, *keys: str) -> None:
         """Set how many replicas of a component split the tokens of a long sequence.
 
-        The number is the value of the first setting of `keys` that is given. If it does not divide the number of
-        replicas, a problem is reported.
+        The number is the value of the first setting of `keys` that is given and is not 1. If it does not divide the
+        number of replicas, a problem is reported.
         """
-        key = next((key for key in keys if key in self._draft.given), None)
+        given = [key for key in keys if key in self._draft.given]
+        # A library may have an old and a new name for one setting, and 1 as the default of both
+        key = next(
+            (k for k in given if self._draft.value(k) != 1), next(iter(given), None)
+        )
         if key is None or component not in self.where:
             return
         there = len(self.where[component])

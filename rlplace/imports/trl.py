@@ -19,7 +19,7 @@ from typing import Any
 
 from rlplace.config.yaml_text import show
 from rlplace.errors import ConfigError, Source
-from rlplace.imports.importer import Draft, Imported, finish
+from rlplace.imports.importer import NO_LOWER_BOUND, Draft, Imported, finish
 from rlplace.imports.placing import Allocation
 from rlplace.imports.settings import Setting, read_block
 from rlplace.units import clipped
@@ -34,6 +34,8 @@ _LORA = {
     "lora_alpha": "lora_alpha",
     "target_modules": "lora_target_modules",
 }
+# Defaults of PEFT's LoraConfig; those of `trl grpo` are other ones
+_LORA_DEFAULTS = {"r": 8, "lora_alpha": 8}
 _TRAINER_NAMES = {"model": "model_name_or_path"}
 # Processes of the config files that come with `trl`
 _SHIPPED = {
@@ -48,9 +50,6 @@ _LOSSES = {
     "cispo": "token",
 }
 _BLOCK = "vllm_importance_sampling_"
-_NO_BOUND = (
-    0.99  # lower clip distance for an algorithm without a lower bound of the ratio
-)
 
 
 # ── reading ──────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -88,7 +87,7 @@ def read_python(text: str, file: str) -> list[Setting]:
             )
         )
 
-    for node in ast.walk(tree):
+    for node in _taken(tree, known):
         if not isinstance(node, ast.Call):
             continue
         name = _called(node)
@@ -103,10 +102,25 @@ def read_python(text: str, file: str) -> list[Setting]:
                     add(_TRAINER_NAMES.get(keyword.arg, keyword.arg), keyword.value)
         elif name == "LoraConfig":
             add("use_peft", ast.copy_location(ast.Constant(True), node))
-            for keyword in node.keywords:
-                if keyword.arg in _LORA:
-                    add(_LORA[keyword.arg], keyword.value)
+            given = {keyword.arg: keyword.value for keyword in node.keywords}
+            for name, default in _LORA_DEFAULTS.items():
+                given.setdefault(name, ast.copy_location(ast.Constant(default), node))
+            for option, value in given.items():
+                if option in _LORA:
+                    add(_LORA[option], value)
     return settings
+
+
+def _taken(node: ast.AST, known: Mapping[str, object]) -> Iterator[ast.AST]:
+    """Yield the nodes of a script, without branches of `if` that its constants and defaults of options rule out."""
+    yield node
+    children = list(ast.iter_child_nodes(node))
+    if isinstance(node, ast.If):
+        test = _value(node.test, known)
+        if test is not _UNKNOWN:
+            children = [*(node.body if test else node.orelse)]
+    for child in children:
+        yield from _taken(child, known)
 
 
 def _called(node: ast.Call) -> str:
@@ -133,10 +147,12 @@ def _constants(tree: ast.Module) -> dict[str, object]:
             ):
                 names = [o.value for o in options if isinstance(o, ast.Constant)]
                 long = next((str(n) for n in names if str(n).startswith("--")), "")
-                for keyword in keywords:
-                    if keyword.arg == "default" and long:
-                        option = "." + long[2:].replace("-", "_")
-                        found[option] = _value(keyword.value, found)
+                option = "." + long[2:].replace("-", "_")
+                given = {k.arg: _value(k.value, found) for k in keywords}
+                if long and given.get("action") == "store_true":
+                    found[option] = False
+                if long and "default" in given:
+                    found[option] = given["default"]
     return found
 
 
@@ -152,6 +168,13 @@ def _value(node: ast.expr, known: Mapping[str, object]) -> object:
             if isinstance(a, int | float) and isinstance(b, int | float):
                 return a * b
             return _UNKNOWN
+        case ast.BoolOp(op=ast.Or(), values=parts):
+            # The first value that counts as true, if all before it are known
+            for part in parts:
+                value = _value(part, known)
+                if value is _UNKNOWN or value:
+                    return value
+            return _value(parts[-1], known)
     try:
         return ast.literal_eval(node)
     except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
@@ -253,6 +276,8 @@ def import_trl(draft: Draft, per_node: int) -> Imported:
     _set_correction(draft, vllm=vllm)
     _set_model(draft)
     draft.apply_rules()
+    if apart and "lr_scheduler_type" not in draft.given:
+        draft.set("actor.optimizer.schedule", "constant")
     if _rloo(draft) and "reference" in draft.placed:
         # TRL's RLOO subtracts the KL of whole answers from their scores
         draft.set("algorithm.kl_in", "reward")
@@ -354,7 +379,7 @@ def _set_clip(draft: Draft) -> None:
     high = draft.value("epsilon_high")
     cispo = draft.at("algorithm.surrogate") == "cispo"
     if cispo:
-        draft.set("algorithm.clip_ratio_low", _NO_BOUND)
+        draft.set("algorithm.clip_ratio_low", NO_LOWER_BOUND)
     if isinstance(high, int | float) and not isinstance(high, bool):
         bound = round(high - 1, 6) if cispo else high
         if bound > 0:

@@ -10,7 +10,13 @@ import pytest
 import yaml
 from hydra.core.override_parser.overrides_parser import OverridesParser
 
-from rlplace.config.compose import CONFIG_DIR, Composed, override, with_hydra
+from rlplace.config.compose import (
+    CONFIG_DIR,
+    Composed,
+    override,
+    with_defaults,
+    with_hydra,
+)
 from rlplace.errors import ConfigError, Problem
 from rlplace.runtime.prepare import prepare_composed
 from tests.absent import needs
@@ -677,3 +683,20 @@ def test_words_that_are_typed_wrong_have_a_fix_that_works(
     if fix != "--help":
         pasted = shlex.split(fix)
         with_hydra(pasted if len(words) == 1 else ["cartpole", *pasted])
+
+
+@pytest.mark.parametrize("start", ["${oc.env:NO_SUCH_PLACE}/", "", "./"])
+def test_a_config_of_another_program_names_folders_of_its_project(
+    tmp_path: Path, start: str
+) -> None:
+    for folder, text in (("config/model", "size: 7\n"), ("tests/e2e", "")):
+        (tmp_path / folder).mkdir(parents=True)
+        (tmp_path / folder / "small.yaml").write_text(text, encoding="utf-8")
+    file = tmp_path / "tests" / "e2e" / "own.yaml"
+    file.write_text(
+        f"defaults: [model/small@actor.model]\nhydra:\n  searchpath: ['file://{start}config']\n",
+        encoding="utf-8",
+    )
+    composed = with_defaults(file)
+    assert composed is not None
+    assert composed.mapping["actor"] == {"model": {"size": 7}}

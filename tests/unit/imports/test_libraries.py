@@ -403,6 +403,70 @@ BOTH = "'allocation_mode=sglang[rollout]:d8|fsdp[actor]:d8' enable_offload=true 
                 "algorithm.kl_horizon": {},
             },
         ),
+        (  # An old and a new name for one setting, in a config with all defaults
+            "verl",
+            VERL + "actor_rollout_ref.actor.ulysses_sequence_parallel_size=1 "
+            "actor_rollout_ref.actor.fsdp_config.ulysses_sequence_parallel_size=4",
+            {
+                "cluster.component_placement.actor": {
+                    "placement": "0-15",
+                    "context_parallel_size": 4,
+                }
+            },
+        ),
+        (  # Two bounds: weights beyond them are dropped
+            "verl",
+            VERL + "algorithm.rollout_correction.rollout_is=token "
+            "algorithm.rollout_correction.rollout_is_threshold=0.5_4.0",
+            {
+                "algorithm.tis_floor": 0.5,
+                "algorithm.tis_cap": 4.0,
+                "algorithm.tis_above": "drop",
+            },
+        ),
+        (
+            "verl",
+            VERL + "model_engine=veomni",
+            {"actor.optimizer.schedule": "cosine"},
+        ),
+        (
+            "verl",
+            VERL + "actor_rollout_ref.actor.policy_loss.loss_mode=cispo "
+            "actor_rollout_ref.actor.clip_ratio=0.2 actor_rollout_ref.actor.clip_ratio_low=10",
+            {"algorithm.clip_ratio_low": 0.99},
+        ),
+        (  # Defaults of SkyRL's PPO
+            "skyrl",
+            "trainer.critic.model.path=x trainer.algorithm.advantage_estimator=gae",
+            {
+                "algorithm.gae_lambda": 1.0,
+                "algorithm.normalize_advantages": False,
+                "critic.optimizer.lr": 5e-6,
+            },
+        ),
+        ("skyrl", SKYRL, {"algorithm.gae_lambda": {}, "runner.eval_temperature": {}}),
+        (
+            "skyrl",
+            SKYRL + "generator.eval_n_samples_per_prompt=4",
+            {"runner.eval_temperature": 0.0, "runner.eval_top_p": {}},
+        ),
+        (
+            "skyrl",
+            SKYRL + "generator.inference_engine.enforce_eager=true",
+            {"rollout.enforce_eager": True},
+        ),
+        (
+            "skyrl",
+            SKYRL + "generator.inference_engine.enforce_eager=true "
+            "trainer.policy.model.lora.rank=16",
+            {"rollout.enforce_eager": False},
+        ),
+        (
+            "skyrl",
+            SKYRL + "generator.inference_engine.enforce_eager=true "
+            "trainer.policy.model.lora.rank=16 trainer.strategy=megatron",
+            {"rollout.enforce_eager": True},
+        ),
         (
             "roll",
             ROLL,

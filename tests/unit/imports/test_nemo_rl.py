@@ -212,3 +212,9 @@ value: {model_name: Qwen/Qwen2.5-1.5B, train_micro_batch_size: 2, optimizer: {kw
     assert at(imported, "algorithm.gae_lambda") == 0.95
     assert at(imported, "cluster.component_placement.critic") == "0-7"
     assert at(imported, "critic.optimizer.lr") == 1e-5
+
+
+def test_a_clip_distance_of_one_is_no_lower_bound(tmp_path: Path) -> None:
+    imported = bring(tmp_path, "loss_fn: {ratio_clip_min: 1.0, ratio_clip_max: 4.0}\n")
+    assert at(imported, "algorithm.clip_ratio_low") == 0.99
+    assert at(imported, "algorithm.clip_ratio_high") == 4.0

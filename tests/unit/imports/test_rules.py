@@ -6,6 +6,7 @@ import pytest
 
 from rlplace.config.fields import JobName
 from rlplace.config.keys import PLACEMENT
+from rlplace.config.read import try_config
 from rlplace.imports.importer import (
     LANGUAGE_MODEL,
     SIMULATOR,
@@ -13,7 +14,7 @@ from rlplace.imports.importer import (
     MappingResult,
     ordered,
 )
-from rlplace.imports.rules import Rules, read_rules
+from rlplace.imports.rules import Rules, read_rules, shape_of
 from rlplace.imports.settings import Setting
 
 LIBRARIES = ("openrlhf", "slime", "rlinf", "verl", "roll", "skyrl", "areal")
@@ -167,3 +168,14 @@ def test_keys_of_ours() -> None:
         "num_nodes",
         "component_placement",
     ]
+
+
+@pytest.mark.parametrize(
+    "name", ["moonlight-16b-a3b", "deepseek-r1", "qwen3-30b-a3b", "llama-3-8b"]
+)
+def test_the_shape_of_a_known_model_is_accepted(name: str) -> None:
+    shape = shape_of(name)
+    assert shape is not None
+    model = {"kind": "causal_lm", **shape}
+    _, problems = try_config({"actor": {"model": model}})
+    assert [p.key for p in problems if p.key.startswith("actor.model")] == []

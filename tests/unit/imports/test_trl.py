@@ -179,3 +179,47 @@ def test_rloo_takes_the_kl_from_the_scores(tmp_path: Path) -> None:
     kl = {key: at(imported, f"algorithm.kl_{key}") for key in ("in", "coef")}
     assert at(imported, "algorithm.name") == "rloo"
     assert kl == {"in": "reward", "coef": 0.05}
+
+
+OPTIONS = """
+import argparse
+
+parser = argparse.ArgumentParser()
+parser.add_argument("--use-lora", action="store_true")
+parser.add_argument("--share", type=float, default=0.15)
+parser.add_argument("--length", type=int, default=None)
+args = parser.parse_args()
+adapter = None
+if args.use_lora:
+    adapter = LoraConfig(r=16)
+trainer = GRPOTrainer(
+    model="Qwen/Qwen3-4B",
+    args=GRPOConfig(
+        use_vllm=True,
+        vllm_gpu_memory_utilization=args.share or 0.2,
+        max_completion_length=args.length or 64,
+    ),
+    peft_config=adapter,
+)
+"""
+
+
+def test_branches_and_values_follow_the_defaults_of_options(tmp_path: Path) -> None:
+    imported = import_words("trl", [script(tmp_path, OPTIONS)])
+    assert at(imported, "actor.lora_rank") == {}
+    assert at(imported, "rollout.gpu_memory_utilization") == 0.15
+    assert at(imported, "algorithm.max_new_tokens") == 64
+
+
+def test_an_adapter_has_the_defaults_of_peft(tmp_path: Path) -> None:
+    text = OPTIONS.replace("if args.use_lora:", "if True:").replace("r=16", "")
+    imported = import_words("trl", [script(tmp_path, text)])
+    assert at(imported, "actor.lora_rank") == 8
+    assert at(imported, "actor.lora_alpha") == 8
+
+
+def test_checkpoints_and_schedules_are_those_of_the_defaults(tmp_path: Path) -> None:
+    text = OPTIONS.replace("GRPO", "AsyncGRPO")
+    imported = import_words("trl", [script(tmp_path, text)])
+    assert at(imported, "checkpoint.every") == 500
+    assert at(imported, "actor.optimizer.schedule") == "constant"

@@ -68,7 +68,7 @@ KINDS: Mapping[str, tuple[Kind, ...]] = {
         Kind(
             suffixes=(".sh",),
             wanted=(r"actor_rollout_ref\.", r"trainer\.n_gpus_per_node|main_ppo"),
-            unwanted=(r"main_generation",),
+            unwanted=(r"main_generation", r"distillation\.enabled=['\"]?[Tt]rue"),
         ),
     ),
     "openrlhf": (Kind(suffixes=(".sh",), wanted=(r"train_ppo_ray",)),),
@@ -271,7 +271,7 @@ def resolved(library: str, root: Path, path: Path) -> dict[str, Any]:
         [sys.executable, str(_RESOLVED), library, str(root), str(path), *words],
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=900,
         check=False,
     )
     if done.returncode:

@@ -395,11 +395,12 @@ def _searchpath(file: Path) -> Iterator[Path]:
                 break
 
 
-def with_defaults(file: Path) -> Composed | None:
+def with_defaults(file: Path, choices: Sequence[str] = ()) -> Composed | None:
     """Compose a config file of another program with the files in its `defaults`. References `${...}` stay as they are.
 
-    These files are looked for beside the file, and in the folders of its `hydra.searchpath`. Return None if Hydra
-    cannot compose the config, for example because a file in `defaults` is missing.
+    These files are looked for beside the file, and in the folders of its `hydra.searchpath`. `choices`: overrides of
+    these files, such as `engine=large`. Return None if Hydra cannot compose the config, for example because a file in
+    `defaults` is missing.
     """
     folder = file.parent.resolve()
     searched = ",".join(f"file://{path}" for path in (folder, *_searchpath(file)))
@@ -412,7 +413,7 @@ def with_defaults(file: Path) -> Composed | None:
             warnings.simplefilter("ignore")
             return _composed(
                 file.stem,
-                [f"hydra.searchpath=[{searched}]"],
+                [f"hydra.searchpath=[{searched}]", *choices],
                 resolve=False,
             )
     except (HydraException, OmegaConfBaseException, yaml.YAMLError):

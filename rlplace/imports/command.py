@@ -10,6 +10,7 @@ import argparse
 import dataclasses
 import itertools
 import os
+import re
 import shlex
 import sys
 from collections.abc import Mapping, Sequence
@@ -249,7 +250,8 @@ def _settings(
             continue
         config = scripts[file].config
         if config is not None:
-            settings += _of_yaml(library, config)
+            words = [word for word, _ in scripts[file].words]
+            settings += _of_yaml(library, config, words)
         settings += overrides_of(scripts[file].words)
     settings += read_overrides(_joined(typed_words), "")
     return resolved(settings), notes
@@ -295,12 +297,21 @@ def _of_trl(
     return settings, tuple(notes)
 
 
-def _of_yaml(library: str, file: Path) -> list[Setting]:
-    """Return the settings of a YAML file and of the files that it includes, as the library merges them."""
+def _of_yaml(library: str, file: Path, words: Sequence[str] = ()) -> list[Setting]:
+    """Return the settings of a YAML file and of the files that it includes, as the library merges them.
+
+    `words`: overrides. Those that choose a file in a folder beside the file replace an included file.
+    """
     text = text_of(file)
     if library == "nemo_rl":
         return read_chain(file)
-    return _with_defaults(file, text)
+    choices = [
+        word
+        for word in words
+        if re.fullmatch(r"[\w/]+=[\w/-]+", word)
+        and (file.parent / word.partition("=")[0]).is_dir()
+    ]
+    return _with_defaults(file, text, choices)
 
 
 def _script(file: str, reading: Reading) -> Script:
@@ -311,8 +322,8 @@ def _script(file: str, reading: Reading) -> Script:
     return read_script(text, file, reading)
 
 
-def _with_defaults(file: Path, text: str) -> list[Setting]:
-    """Return the settings of a YAML file and of the files that its `defaults` name.
+def _with_defaults(file: Path, text: str, choices: Sequence[str]) -> list[Setting]:
+    """Return the settings of a YAML file and of the files that its `defaults` name, or that `choices` choose instead.
 
     If one of these files does not exist, only the settings of the file itself are returned. `text`: the text of the
     file.
@@ -320,7 +331,7 @@ def _with_defaults(file: Path, text: str) -> list[Setting]:
     written = read_yaml(text, str(file))
     if not any(setting.key.startswith("defaults") for setting in written):
         return written
-    composed = with_defaults(file)
+    composed = with_defaults(file, choices)
     if composed is None:
         return written
     return leaves_of(composed.mapping, composed.sources)

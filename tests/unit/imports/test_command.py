@@ -143,6 +143,30 @@ def test_what_a_file_includes_is_read_where_it_stands_beside_it(
     assert "is not beside this file" in rest
 
 
+def test_words_of_a_launch_choose_files_that_its_config_includes(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    schedule = "actor_rollout_ref: {{actor: {{optim: {{lr_scheduler_type: {}}}}}}}\n"
+    for name, text in {
+        "main": "defaults: [engine: dp, _self_]\ntrainer: {nnodes: 1}\n",
+        "engine/dp": "# @package _global_\n" + schedule.format("constant"),
+        "engine/veomni": "# @package _global_\n" + schedule.format("cosine"),
+    }.items():
+        file = tmp_path / "library" / "config" / f"{name}.yaml"
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(text, encoding="utf-8")
+    script = tmp_path / "run.sh"
+    launch = "python3 -m library.train --config-path=config --config-name=main"
+    for words, schedule in (("", "constant"), (" engine=veomni", "cosine")):
+        script.write_text(
+            f"cd {tmp_path}\n{launch} trainer.n_gpus_per_node=8{words}\n",
+            encoding="utf-8",
+        )
+        assert run_import(["verl", str(script), "--run-trusted-script"]) == 0
+        config = yaml.safe_load(capsys.readouterr().out)
+        assert config["actor"]["optimizer"]["schedule"] == schedule
+
+
 def test_a_model_in_a_folder_is_read_by_the_plan(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -6,9 +6,11 @@ A name is here only if its value stays the same. The importers convert names tha
 from __future__ import annotations
 
 import functools
+import re
 import tomllib
 from collections.abc import Iterable, Mapping
 from pathlib import Path
+from typing import Any
 
 from rlplace.config.yaml_text import show
 from rlplace.errors import did_you_mean
@@ -17,7 +19,8 @@ from rlplace.errors import did_you_mean
 _KEYS = {
     "cluster.accelerators_per_node": "n_gpus_per_node num_gpus_per_node gpus_per_node accelerators",
     "cluster.num_nodes": "nnodes n_nodes node_num",
-    "runner.total_iterations": "total_training_steps num_iterations num_rollout iterations max_iterations num_updates",
+    "runner.total_iterations": "total_training_steps num_iterations num_rollout iterations max_iterations num_updates "
+    "training_iterations",
     "runner.output_dir": "default_local_dir save_path log_dir",
     "cluster.component_placement": "placements gpu_placement resource_placement",
     "checkpoint.every": "save_freq save_every save_interval save_steps checkpoint_every checkpoint_freq",
@@ -33,24 +36,37 @@ _KEYS = {
     "algorithm.max_prompt_length": "prompt_max_len prompt_length rollout_max_prompt_len max_prompt_len",
     "algorithm.kl_coef": "init_kl_coef kl_beta beta kl_loss_coef",
     "algorithm.entropy_coef": "entropy_coeff entropy_bonus ent_coef entropy_loss_coef",
+    "algorithm.gamma": "discount discount_factor",
     "algorithm.gae_lambda": "lam lambda lambd",
-    "algorithm.rollout_steps": "n_steps num_steps rollout_length horizon",
+    "algorithm.rollout_steps": "n_steps num_steps rollout_length horizon horizon_length "
+    "num_steps_per_env rollout_fragment_length",
     "algorithm.num_minibatches": "n_minibatches num_mini_batches",
-    "algorithm.epochs": "ppo_epochs update_epoch update_epochs n_epochs num_epochs",
-    "algorithm.clip_ratio_low": "eps_clip cliprange clip_range clip_eps eps_clip_low epsilon",
+    "algorithm.epochs": "ppo_epochs update_epoch update_epochs n_epochs num_epochs mini_epochs "
+    "num_learning_epochs num_sgd_iter",
+    "algorithm.clip_ratio_low": "eps_clip cliprange clip_range clip_eps eps_clip_low epsilon "
+    "clip_param clip_coef clip_epsilon e_clip",
     "algorithm.clip_ratio_high": "eps_clip_high clip_eps_high epsilon_high",
     "algorithm.value_clip": "cliprange_value value_clip_eps clip_range_vf",
-    "algorithm.value_coef": "vf_coef value_loss_coef",
+    "algorithm.value_coef": "vf_coef value_loss_coef critic_coef vf_loss_coeff",
     "algorithm.normalize_advantages": "norm_adv adv_norm normalize_adv",
+    "algorithm.normalize_observations": "norm_obs normalize_obs normalize_input",
+    "algorithm.normalize_rewards": "norm_reward normalize_reward",
+    "algorithm.loss": "loss_agg_mode",
+    "algorithm.ratio": "importance_sampling_level",
+    "algorithm.dynamic_sampling": "filter_groups",
+    "algorithm.sequence_length": "max_model_len max_seq_len",
     "env.total_num_envs": "num_envs n_envs",
     "env.id": "env_id env_name environment",
+    "env.max_episode_steps": "episode_length max_episode_length max_episode_len time_limit",
+    "env.system": "system_prompt system_message",
+    "faults.restarts": "max_restarts",
     ".optimizer": "optim",
     ".optimizer.lr": "learning_rate actor_learning_rate critic_learning_rate",
     ".optimizer.on_host": "adam_offload",
     ".optimizer.max_grad_norm": "grad_clip clip_grad max_norm",
     ".optimizer.warmup_steps": "lr_warmup_steps",
     ".optimizer.schedule": "lr_scheduler_type lr_scheduler lr_schedule lr_decay_style",
-    ".model.hidden": "net_arch hidden_sizes hidden_dims hidden_layers",
+    ".model.hidden": "net_arch hidden_sizes hidden_dims hidden_layers mlp_units",
     ".lora_rank": "lora_r",
     ".lora_targets": "target_modules lora_target_modules",
     ".model.initial_log_std": "log_std_init",
@@ -61,6 +77,8 @@ _KEYS = {
     ".token_budget": "max_tokens_per_gpu ppo_max_token_len_per_gpu",
     ".weights": "model_dtype",
     "rollout.engine": "backend rollout_backend",
+    "rollout.action_chunk": "chunk_size num_action_chunks action_horizon",
+    "rollout.pipeline_stage_num": "pipeline_stages num_pipeline_stages num_stages",
     "rollout.step_sequences": "max_num_seqs",
     "rollout.step_tokens": "max_num_batched_tokens",
     "rollout.gpu_memory_utilization": "vllm_gpu_memory_utilization",
@@ -71,15 +89,47 @@ KEYS: Mapping[str, str] = {
 }
 # Names that have this meaning in one block only.
 BELOW: Mapping[str, Mapping[str, str]] = {
-    "rollout": {"name": "rollout.engine"},
-    "env": {"name": "env.id", "task": "env.id"},
-    "algorithm": {"num_iterations": "algorithm.epochs", "mu": "algorithm.epochs"},
-    "cluster": {"placement": "cluster.component_placement"},
+    "rollout": {
+        "name": "rollout.engine",
+        "enable_sleep_mode": "rollout.enable_offload",
+    },
+    "env": {
+        "name": "env.id",
+        "task": "env.id",
+        "max_steps": "env.max_episode_steps",
+    },
+    "algorithm": {
+        "num_iterations": "algorithm.epochs",
+        "mu": "algorithm.epochs",
+        "tau": "algorithm.gae_lambda",
+    },
+    "actor.model": {"log_std": "actor.model.initial_log_std"},
+    "cluster": {
+        "placement": "cluster.component_placement",
+        "ray_address": "cluster.ray.address",
+    },
+    # verl's block of the data set
+    "data": {
+        "train_batch_size": "algorithm.prompts",
+        "max_prompt_length": "algorithm.max_prompt_length",
+        "max_response_length": "algorithm.max_new_tokens",
+    },
+    "rollout.val_kwargs": {
+        "temperature": "runner.eval_temperature",
+        "n": "runner.eval_samples",
+        "top_p": "runner.eval_top_p",
+    },
     "checkpoint": {
         "interval": "checkpoint.every",
         "frequency": "checkpoint.every",
         "freq": "checkpoint.every",
+        "dir": "runner.output_dir",
+        "folder": "runner.output_dir",
     },
+}
+# The same without separators: groupSize and groupsize mean group_size
+_SQUEEZED: Mapping[str, str] = {
+    theirs.replace("_", ""): ours for theirs, ours in KEYS.items()
 }
 # Last parts of keys that other libraries use for the length of a run, in environment steps.
 ENV_STEPS = (
@@ -92,6 +142,16 @@ _USUAL_SINKS = ("console", "jsonl", "tensorboard")
 _LISTS_OF_SINKS = ("logger", "loggers", "report_to", "log_with", "trackers", "logging")
 # Algorithms that rlplace does not have, with names close to some that it has
 _ABSENT = ("dpo", "kto", "orpo", "ipo", "sft", "gppo", "ppg")
+# Arguments of vLLM's engine for which rlplace has no key
+_OF_VLLM = (
+    "enable_prefix_caching",
+    "enable_chunked_prefill",
+    "quantization",
+    "block_size",
+    "swap_space",
+)
+# Strategy of data parallelism -> what its ranks share
+_ZERO_STAGES = {"fsdp": 3, "fsdp2": 3, "zero3": 3, "zero2": 2, "zero1": 1, "ddp": 0}
 _POLICIES = {"MlpPolicy": "mlp", "CnnPolicy": "cnn"}
 # Keys of a language model's config.json that give its sizes, and the folder of the model.
 MODEL_SIZES = (
@@ -176,16 +236,19 @@ _WORDS = {
     "token": "token-mean token_mean",
     "sequence": "seq-mean-token-mean seq_mean_token_mean",
     "constant": "seq-mean-token-sum-norm constant_with_warmup",
-    "inline": "local",
     "k1": "kl",
     "k2": "mse",
     "k3": "low_var_kl",
     "adamw": "adamw_torch adamw_torch_fused",
-    "adamw_8bit": "adamw_bnb_8bit adam_8bit adamw8bit paged_adamw_8bit",
+    "adamw_8bit": "adamw_bnb_8bit adam_8bit adam8bit adamw8bit paged_adamw_8bit",
     "rloo": "rloo_baseline",
     "dr_grpo": "drgrpo dr.grpo dr-grpo",
     "transformers": "hf huggingface",
-    "gymnasium": "gym",
+    "gymnasium": "gym mujoco",
+    "ppo": "ppo2",
+    "silu": "swish",
+    "tensorboard": "tb",
+    "skip": "ignore",
     "grpo": "group_norm",
     "reinforce_pp": "reinforce++ reinforce_plus_plus",
     "reinforce_pp_baseline": "reinforce++-baseline reinforce_plus_plus_baseline reinforce_baseline",
@@ -256,10 +319,21 @@ def in_our_words(name: str, value: object) -> tuple[str, object] | None:
         named = [value] if isinstance(value, str) else value
         if isinstance(named, list):
             sinks = [*dict.fromkeys([*_USUAL_SINKS, *named])]
+            if "console" in named:
+                # The whole list, not what is added to the usual sinks
+                sinks = named
             if named and all(
                 sink in (*_USUAL_SINKS, *_SWITCHED_SINKS) for sink in named
             ):
                 return "runner.sinks", sinks
+    if name == "resume" and value is True:
+        return "resume", "auto"
+    if name in _OF_VLLM:
+        return "rollout.engine_args", {name: value}
+    if name in ("reward_function", "reward_fn", "reward_func", "reward_funcs"):
+        functions = value if isinstance(value, list) else [value]
+        if all(isinstance(function, str) for function in functions):
+            return "env.rewards", [{"name": function} for function in functions]
     if name == "device" and isinstance(value, str):
         kind = meant_word(value, ("auto", "cuda", "emulated"))
         return ("cluster.accelerator.kind", kind) if kind else None
@@ -267,9 +341,44 @@ def in_our_words(name: str, value: object) -> tuple[str, object] | None:
         return "actor.model.kind", _POLICIES[value]
     if name in ("anneal_lr", "lr_anneal") and value is True:
         return "actor.optimizer.schedule", "linear"
+    if name == "strategy" and str(value).lower() in _ZERO_STAGES:
+        return "actor.zero_stage", _ZERO_STAGES[str(value).lower()]
     if name in ("overlong_filtering", "mask_truncated_completions") and value is True:
         return "algorithm.truncated", "mask"
     return None
+
+
+def in_several_keys(name: str, value: Any) -> Mapping[str, object]:
+    """Return key -> value for a key of other libraries that says what several keys of rlplace say; {} for other keys.
+
+    A key with a leading dot belongs below the component's block. `name`: last part of the key. `value`: its value.
+    """
+    is_pair = isinstance(value, (list, tuple)) and len(value) == 2
+    if name in ("betas", "adam_betas") and is_pair:
+        first, second = value
+        return {".optimizer.beta1": first, ".optimizer.beta2": second}
+    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    if name == "kl_loss_coef" and is_number and value:
+        # Of the estimators, k1 has no gradient as a loss
+        return {
+            "algorithm.kl_coef": value,
+            "algorithm.kl_in": "loss",
+            "algorithm.kl_estimator": "k3",
+        }
+    return {}
+
+
+def key_of(block: str, name: str) -> str | None:
+    """Return the key of rlplace that has the meaning of a key of other libraries; None if there is none.
+
+    A key with a leading dot belongs below the component's block. `block`: path of the block with the key. `name`: last
+    part of the key, in any spelling: `group_size`, `groupSize`.
+    """
+    return (
+        BELOW.get(block, {}).get(name)
+        or KEYS.get(name)
+        or _SQUEEZED.get(re.sub("[-_]", "", name).lower())
+    )
 
 
 def off_policy(name: object) -> bool:
@@ -303,9 +412,13 @@ def meant_word(value: object, words: Iterable[str]) -> str | None:
     known = list(words)
     if str(value).strip() in known:
         return str(value).strip()
-    ours = _OURS.get(str(value).lower())
+    ours = _OURS.get(str(value).lower()) or _POLICIES.get(str(value))
     if ours in known:
         return ours
+    # A class of a module, such as nn.ReLU
+    last = str(value).rpartition(".")[2].lower()
+    if last in known:
+        return last
     if str(value).lower() in _ABSENT:
         return None
     return did_you_mean(str(value), known)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
+import typing
 
 OWN = "package.module:Name"
 OWN_NAME = r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$"
@@ -16,12 +17,32 @@ class OwnName(str):
 def block_of_name(block: type, value: object) -> str:
     """Return config text for a block with its first key set to `value`, such as `{name: "package.module:Name"}`.
 
-    If the key is not `name`, or `value` is no name, the text is `{<key>: ...}`. `block`: dataclass of the block.
+    A choice of one of the keys is written for this key, and a text or a number for the first key, if that takes it.
+    Otherwise, the text is `{<key>: ...}`. `block`: dataclass of the block.
     """
     first = dataclasses.fields(block)[0].name
+    hints = typing.get_type_hints(block)
+    for name, hint in hints.items():
+        choices = [o for o in (hint, *typing.get_args(hint)) if _is_choice(o)]
+        if any(value in typing.get_args(choice) for choice in choices):
+            return f"{{{name}: {value}}}"
+    is_word = isinstance(value, str) and re.fullmatch(r"[\w.-]+(:[0-9]+)?", value)
+    takes_text = str in (hints[first], *typing.get_args(hints[first]))
+    if first != "name" and is_word and takes_text:
+        return f"{{{first}: {value}}}"
+    if type(value) is int and hints[first] is int:
+        return f"{{{first}: {value}}}"
+    script = re.fullmatch(r"([A-Za-z_][\w/]*)\.py:([A-Za-z_]\w*)", str(value))
+    if first == "name" and script:
+        value = f"{script[1].replace('/', '.')}:{script[2]}"
     if first == "name" and isinstance(value, str):
         if re.fullmatch(OWN_NAME, value):
             return f'{{name: "{value}"}}'
         if re.fullmatch(r"[A-Za-z_]\w*", value):
             return f"{{name: {value}}}"
     return f"{{{first}: ...}}"
+
+
+def _is_choice(hint: object) -> bool:
+    """Return whether the type `hint` is a choice of words."""
+    return typing.get_origin(hint) is typing.Literal

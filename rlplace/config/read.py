@@ -44,6 +44,7 @@ from rlplace.config.other_names import (
 )
 from rlplace.config.own import block_of_name
 from rlplace.config.paths import with_homes
+from rlplace.config.plausible import implausible
 from rlplace.config.schema import Config
 from rlplace.config.unknown_keys import (
     UnknownKey,
@@ -66,6 +67,10 @@ if TYPE_CHECKING:
 
 _T = TypeVar("_T")
 MOST_WHOLE = (1 << 63) - 1  # upper bound of whole numbers without another bound
+# In the meaning of a key: the value that switches off what the key sets
+_OFF = re.compile(
+    r"\b(null|0): (?:never|none|off|free|from all|all weights|it is constant|as it is)\b"
+)
 # Keys for partial training; a simulator policy is always trained as a whole.
 _CHANGES_TRAINING = (
     "lora_rank",
@@ -124,6 +129,9 @@ def try_config(
                 found.reject(
                     "missing-key", key, error="of-run", reason=reason, line=line
                 )
+    if config is not None:
+        for told in implausible(config):
+            found.add(told)
     new = {problem.key: problem for problem in problems}
     # If the new key rejects the value as well, use the fix of that problem.
     for i, problem in enumerate(found.problems):
@@ -203,7 +211,21 @@ def read_block(
     except pydantic.ValidationError as error:
         for wrong in error.errors(include_url=False):
             _report(block, job, wrong, written, found)
-        return None, found.problems
+        return None, _without_meant(found.problems)
+
+
+def _without_meant(problems: Sequence[Problem]) -> list[Problem]:
+    """Return the problems without those about a missing key that another problem says how to write.
+
+    A block with a wrong name, such as `placement`, is missing under its right name.
+    """
+    unknown = [p for p in problems if p.code == "unknown-key"]
+    written = set()
+    for wrong in unknown:
+        above = wrong.key.rpartition(".")[0]
+        name = (wrong.fix or "").partition(":")[0]
+        written |= {name, f"{above}.{name}"}
+    return [p for p in problems if p.code != "missing-key" or p.key not in written]
 
 
 def _of_job(
@@ -453,10 +475,25 @@ def _report_value(wrong: _Wrong, found: Found) -> None:
     if value == 0 and kind == "out-of-bounds" and not wrong.is_item:
         field, _ = wrong.fields[leaf]
         why, fits = field.metadata.get("zero", (why, fits))
+    if kind == "out-of-bounds" and value in (0, -1) and not wrong.is_item:
+        meant = _switched_off(value, wrong)
+        fits = f"{leaf}: {meant}" if meant else fits
     told = dataclasses.replace(
         context["told"], key=wrong.key, got=show(value), why=why, fix=fits
     )
     found.add(told)
+
+
+def _switched_off(value: object, wrong: _Wrong) -> str | None:
+    """Return the value that switches off what a key sets, if 0 or -1 is written for it; None if it has no such value.
+
+    The meaning of the key says which value that is: `null: never`, `0: none`.
+    """
+    field, _ = wrong.fields[wrong.leaf]
+    off = _OFF.search(field.metadata.get("doc", ""))
+    if off is None or (off[1] == "0" and value == 0):
+        return None
+    return off[1]
 
 
 def _such_as(
@@ -587,12 +624,8 @@ def _replace_renamed(new: dict[str, Any], found: Found) -> None:
                 drop(new, path)
             elif not isinstance(value_at(new, path), (dict, NoneType)):
                 doubled[old] = (
-                    f"{path.rpartition('.')[2]}: {show(value)}        (and remove {leaf})"
+                    f"{path}: {show(value)}        (a line without indent, in place of {leaf})"
                 )
-                if role != path.partition(".")[0]:
-                    doubled[old] = (
-                        f"{path}: {show(value)}        (a line without indent, in place of {leaf})"
-                    )
             _put(new, path, value)
     for old, value in written.items():
         path, reason = moved()[old]

@@ -10,7 +10,7 @@ import dataclasses
 import functools
 import re
 import shlex
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from rlplace.config.fields import Field, JobName, fields_of, jobs
@@ -29,7 +29,10 @@ from rlplace.config.other_names import (
     SPLITS,
     another_measure,
     in_our_words,
+    in_several_keys,
+    key_of,
 )
+from rlplace.config.which_job import MARKED
 from rlplace.config.yaml_text import show, torn_number
 from rlplace.errors import COMMAND_LINE, Source, did_you_mean, suggestion
 
@@ -98,7 +101,10 @@ def reject_unknown(unknown: UnknownKey, found: Found) -> None:
         _torn,
         _removed,
         _several_keys,
+        _in_several_keys,
         _one_key,
+        _of_model,
+        _converted,
         _another_measure,
         _parallel_size,
         _no_such_parallelism,
@@ -155,6 +161,83 @@ def _several_keys(unknown: UnknownKey) -> _Reading | None:
     beside = any(line.partition(":")[0] in unknown.fields for line in lines)
     return _Reading(
         "of-many" if beside else "meant-elsewhere", {"line": "\n".join(lines)}
+    )
+
+
+def _in_several_keys(unknown: UnknownKey) -> _Reading | None:
+    """Read the key as one of another library that says what several keys say here."""
+    role = unknown.key.partition(".")[0]
+    lines = []
+    for place, value in in_several_keys(unknown.name, unknown.value).items():
+        path = f"{role}{place}" if place.startswith(".") else place
+        if path not in all_places(unknown.job):
+            return None
+        lines.append((path, value))
+    if not lines:
+        return None
+    return _Reading("of-many-elsewhere", {"line": _lines(lines, unknown)})
+
+
+def _of_model(unknown: UnknownKey) -> _Reading | None:
+    """Read the key as one of a language model, which stands in the block `model` of its component."""
+    ours = MODEL_NAMES.get(unknown.name, unknown.name)
+    block = f"{unknown.above}.model"
+    takes_any = unknown.job == MARKED and block in all_places(unknown.job)
+    if ours not in MODEL_SIZES or not takes_any:
+        return None
+    line = _lines([(f"{block}.{ours}", unknown.value)], unknown)
+    return _Reading("of-many-elsewhere", {"line": line})
+
+
+def _converted(unknown: UnknownKey) -> _Reading | None:
+    """Read the key as one of another library whose value can be converted by other values of the config."""
+    place, reason = another_measure().get(unknown.name, ("", ""))
+    value = _in_our_measure(unknown)
+    if value is None or place not in all_places(unknown.job):
+        return None
+    line = _lines([(place, value)], unknown)
+    return _Reading("converted", {"place": place, "reason": reason, "line": line})
+
+
+def _in_our_measure(unknown: UnknownKey) -> int | None:
+    """Return the value of the known key that is similar to an unknown one; None if it does not follow from the config.
+
+    Only whole numbers that come out even are converted.
+    """
+    value = unknown.value
+
+    def number(path: str) -> int:
+        written = value_at(unknown.written, path)
+        return written if type(written) is int else 0
+
+    if type(value) is not int or value < 1:
+        return None
+    samples = number("env.total_num_envs") * number("algorithm.rollout_steps")
+    match unknown.name:
+        case "batch_size" | "minibatch_size" if samples and samples % value == 0:
+            return samples // value
+        case "num_gpus":
+            machines = number("cluster.num_nodes") or 1
+            if value % machines == 0:
+                return value // machines
+        case "ppo_mini_batch_size":
+            return value * number("algorithm.samples_per_prompt") or None
+    return None
+
+
+def _lines(pairs: Sequence[tuple[str, object]], unknown: UnknownKey) -> str:
+    """Return the lines, or the overrides, that set keys to values in place of an unknown key.
+
+    `pairs`: (path, value) of each key.
+    """
+    if unknown.is_typed:
+        words = [shlex.quote(f"{path}={show(value)}") for path, value in pairs]
+        return " ".join(words)
+    lines = [f"{path}: {show(value)}" for path, value in pairs]
+    form = "a line" if len(lines) == 1 else "lines"
+    return (
+        "\n".join(lines)
+        + f"        ({form} without indent, in place of {unknown.name})"
     )
 
 
@@ -245,13 +328,17 @@ def _lines_of_block(unknown: UnknownKey) -> list[str]:
             target: str | None = f"{place}.{inner}"
         elif f"{unknown.name}_{inner}" in unknown.fields:
             target = f"{above}.{unknown.name}_{inner}".removeprefix(".")
-        elif place is None and inner in KEYS:
+        elif place is None and inner in BELOW.get(unknown.key, {}):
+            target = BELOW[unknown.key][inner]
+        elif place is None and inner in unknown.fields and above:
+            target = at
+        elif place is None and key_of(at.rpartition(".")[0], inner) is not None:
             target = _place_of(at, unknown.fields, unknown.job)
         else:
             target = None
         if target not in all_places(unknown.job):
             return []
-        if target.rpartition(".")[0] == above:
+        if target.rpartition(".")[0] == above and not _stands(unknown.written, target):
             target = target.rpartition(".")[2]
         lines.append(f"{target}: {show(below)}")
     return lines
@@ -299,7 +386,7 @@ def _place_of(key: str, fields: Mapping[str, Field], job: JobName) -> str | None
     """
     above, _, name = key.rpartition(".")
     role = key.partition(".")[0]
-    ours = BELOW.get(above, {}).get(name) or KEYS.get(name)
+    ours = key_of(above, name)
     if ours is not None:
         places = [ours]
         if ours.startswith("."):

@@ -25,7 +25,7 @@ from rlplace.config.other_names import meant_word
 from rlplace.config.own import OWN, OWN_NAME, OwnName, block_of_name
 from rlplace.config.read import MOST_WHOLE
 from rlplace.config.which_job import MARKED, MODEL_KEYS, USUAL, marks
-from rlplace.config.yaml_text import show
+from rlplace.config.yaml_text import quote, show
 from rlplace.errors import did_you_mean
 
 DRAFT = "https://json-schema.org/draft/2020-12/schema"
@@ -278,6 +278,12 @@ def _listed(item: Any, value: object) -> object:
     options: Sequence[Any] = (item,)
     if _is_union(item):
         options = typing.get_args(item)
+    items = _list_in_text(value)
+    if items is not None:
+        raise _error("wrong-type", "list", items)
+    if item is str and re.fullmatch("all([-_ ]linear)?", str(value).lower()):
+        # PEFT's word for what no names mean here
+        raise _error("wrong-type", "list", "[]")
     words = _words_of(options)
     # A text with names of choices, separated by commas
     named: list[str] = []
@@ -298,16 +304,28 @@ def _listed(item: Any, value: object) -> object:
     if isinstance(value, Mapping):
         if words and all(isinstance(word, str) for word in value):
             raise _error("wrong-type", "list-of-names", show(list(value)))
-        items = _items_of(item, value)
-        if items is not None:
-            raise _error("wrong-type", "list", show(items))
+        named_items = _items_of(item, value)
+        if named_items is not None:
+            raise _error("wrong-type", "list", show(named_items))
     # A single item in place of a list
-    fits = f"[{show(value)}]"
+    fits = f"[{quote(value)}]"
     if isinstance(value, str) and "," in value:
         fits = f"[{value}]"
     elif isinstance(item, type) and dataclasses.is_dataclass(item) and not block:
         fits = f"[{block_of_name(item, value)}]"
     raise _error("wrong-type", "list", fits)
+
+
+def _list_in_text(value: object) -> str | None:
+    """Return the list that a text holds, as YAML: a list in quotes, or numbers with blanks; None without one."""
+    if not isinstance(value, str):
+        return None
+    text = value.strip()
+    if re.fullmatch(r"\[[^\[\]{}]*\]", text):
+        return text
+    if re.fullmatch(r"\([0-9]+(\s*,\s*[0-9]+)*,?\)|[0-9]+(\s+[0-9]+)+", text):
+        return f"[{', '.join(re.findall('[0-9]+', text))}]"
+    return None
 
 
 def _words_of(options: Sequence[Any]) -> list[Any]:
@@ -449,7 +467,7 @@ def _explained(
         named = isinstance(value, str) and (os.path.isdir(value) or "/" in value)
         if rules["name"] == "model" and named:
             return _error("wrong-type", "model", f"{{path: {value}}}")
-        return _error("wrong-type", "block", about=about)
+        return _error("wrong-type", "block", _block_in_text(value), about=about)
     if of is str and rules["name"] == "resume" and value is True:
         return _error("wrong-type", "resume", "auto")
     if of is str:
@@ -466,6 +484,20 @@ def _explained(
             error = "meant-switch"
         return _error("wrong-type", error, fits)
     return _no_number(of, value, rules, errors)
+
+
+def _block_in_text(value: object) -> str | None:
+    """Return the block that is meant by texts such as `a=1, b=2`, as YAML; None if they have another form."""
+    texts = value.split(",") if isinstance(value, str) else value
+    if not isinstance(texts, list) or not texts:
+        return None
+    pairs = []
+    for text in texts:
+        pair = re.fullmatch(r"\s*(\w+)\s*=\s*([\w./-]+)\s*", str(text))
+        if pair is None:
+            return None
+        pairs.append(f"{pair[1]}: {pair[2]}")
+    return "{" + ", ".join(pairs) + "}"
 
 
 def _not_a_word(
@@ -556,7 +588,7 @@ def _no_number(
         (bound for bound, (_, _, error) in _BOUNDS.items() if error in errors), None
     )
     if passed is None:
-        return _no_number_at_all(of, value, about)
+        return _no_number_at_all(of, value, rules)
     if passed == "maximum":
         rules = _bounded(of, rules)
     signs = [
@@ -566,11 +598,11 @@ def _no_number(
     ]
     rule = " and ".join(signs)
     # A share that was given in percent
-    if (
-        rules.get("unit") == "share"
-        and isinstance(value, int | float)
-        and 2 <= value <= 100
-    ):
+    least = 2
+    if rules.get("unit") != "share":
+        least = 10
+    highest = rules.get("maximum", rules.get("below"))
+    if highest == 1 and isinstance(value, int | float) and least <= value < 100:
         share = show(value / 100)
         return _error("out-of-bounds", "bounds", share, rule=rule, about=about)
     error = "usual"
@@ -584,23 +616,35 @@ def _no_number(
 
 
 def _no_number_at_all(
-    of: object, value: object, about: str | None
+    of: object, value: object, rules: Mapping[str, Any]
 ) -> PydanticCustomError:
     """Return the error about a value that is not a number of the type `of`, int or float.
 
-    `about`: the meaning of the key, for the error text.
+    `rules`: metadata of the field, such as its name and meaning.
     """
     fits = None
     if isinstance(value, str):
-        fits = _as_number(value, of)
+        fits = _as_number(value, of) or _as_seconds(value, rules["name"])
     # The error says what the key means, unless the value shows what was meant
-    told = about
+    told = rules.get("doc")
     if fits:
         told = None
     error = "number"
     if of is int:
         error = "whole-number"
     return _error("wrong-type", error, fits, about=told)
+
+
+def _as_seconds(text: str, name: str) -> str | None:
+    """Return the seconds that a text such as `10min` means; None for another text, and for a key that is no duration.
+
+    `name`: name of the key. Names of durations end with `_s`.
+    """
+    units = {"s": 1, "sec": 1, "m": 60, "min": 60, "h": 3600}
+    found = re.fullmatch(r"\s*([0-9]+)\s*(s|sec|m|min|h)\s*", text)
+    if found is None or not name.endswith("_s"):
+        return None
+    return str(int(found[1]) * units[found[2]])
 
 
 def _as_number(text: str, of: object) -> str | None:
@@ -610,6 +654,11 @@ def _as_number(text: str, of: object) -> str | None:
     """
     if re.fullmatch(r"\s*[-+]?[0-9]+\s*", text):
         return str(int(text))
+    # Underscores between digits, as in Python
+    if re.fullmatch(r"\s*[1-9][0-9]*(_[0-9]+)+\s*", text):
+        return text.replace("_", "").strip()
+    # The suffix of a float in C
+    text = re.sub(r"(?<=[0-9])f$", "", text.strip())
     # Commas between thousands, or in place of the decimal point
     if re.fullmatch(r"\s*[1-9][0-9]{0,2}(,[0-9]{3})+\s*", text):
         return text.replace(",", "").strip()
@@ -625,7 +674,8 @@ def _as_number(text: str, of: object) -> str | None:
     if of is int or not math.isfinite(number):
         return None
     if exponent:
-        return f"{mantissa}.0e{power}"
+        mantissa = mantissa if "." in mantissa else f"{mantissa}.0"
+        return f"{mantissa}e{power}"
     return text
 
 

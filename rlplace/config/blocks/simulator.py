@@ -12,6 +12,8 @@ from rlplace.config.schema import Config
 
 # A larger number is a typing mistake. A plan with this number takes one second at most.
 MOST_GROUPS = 1_024
+# A larger number of environments is a typing mistake.
+MOST_ENVS = 10**7
 # Most environments that an evaluation steps side by side
 MOST_PLAYED = 16
 
@@ -43,7 +45,9 @@ class SimulatorEnvConfig:
         "simulator id, or package.module:function that makes one; a plan can do without",
         "",
     )
-    total_num_envs: int = knob("environments over all env ranks", 64, minimum=1)
+    total_num_envs: int = knob(
+        "environments over all env ranks", 64, minimum=1, maximum=MOST_ENVS
+    )
     max_episode_steps: int | None = knob(
         "truncate episodes here; null: the simulator's own limit", None, minimum=1
     )

@@ -22,6 +22,8 @@ Mean = Literal["token", "sequence", "constant"]
 ModelKeys = Mapping[str, object]
 
 MOMENT_BLOCK = 256  # 8-bit moments per block that shares one scale
+# A larger number of steps per iteration is a typing mistake.
+MOST_STEPS = 10**7
 # A larger number is a typing mistake. A plan with this number takes one second at most.
 MOST_PROMPTS = 10**8
 _ACTOR_MODEL = "of simulators kind: mlp | cnn | module; else path: a Hugging Face folder, or keys of its config.json"
@@ -35,7 +37,9 @@ class OptimizerConfig:
         "adamw | adamw_master: float32 copies of the weights | adamw_8bit: moments of 8 bits",
         "adamw",
     )
-    lr: float = knob("learning rate after the warm-up", 1e-6, above=0, simulator=3e-4)
+    lr: float = knob(
+        "learning rate after the warm-up", 1e-6, above=0, maximum=1, simulator=3e-4
+    )
     schedule: Literal["constant", "linear", "cosine"] = knob(
         "the others fall to the end of the run", "constant"
     )
@@ -207,7 +211,7 @@ class AlgorithmConfig:
         "ppo: with a critic | the others, of language models: without", "ppo"
     )
     rollout_steps: int = simulator_knob(
-        "T: steps each env takes per iteration", 64, minimum=1
+        "T: steps each env takes per iteration", 64, minimum=1, maximum=MOST_STEPS
     )
     sequence_length: int | None = lm_knob(
         "longest prompt and answer, in tokens; null: both limits", None, minimum=1

@@ -399,14 +399,14 @@ def test_a_placement_that_is_no_block_is_told_its_forms(
 
 def test_a_key_of_a_block_below_is_suggested_with_the_block() -> None:
     with pytest.raises(ConfigError) as caught:
-        read_config({**RUNS, "actor": {**RUNS["actor"], "lr": 3}})
+        read_config({**RUNS, "actor": {**RUNS["actor"], "lr": 0.3}})
     (problem,) = caught.value.problems
     assert problem.what == "unknown key, did you mean 'optimizer.lr'?"
-    assert problem.fix == "optimizer: {lr: 3}"
+    assert problem.fix == "optimizer: {lr: 0.3}"
     mended = read_config(
         {**RUNS, "actor": {**RUNS["actor"], **yaml.safe_load(problem.fix)}}
     )
-    assert mended.actor.optimizer.lr == 3
+    assert mended.actor.optimizer.lr == 0.3
 
 
 def test_a_simulator_job_that_places_no_env_is_told_so_by_the_plan() -> None:

@@ -170,7 +170,10 @@ def test_both_the_old_and_the_new_key_leave_the_new_one() -> None:
     with pytest.raises(ConfigError) as caught:
         read_config(mapping)
     assert [(p.code, p.fix) for p in caught.value.problems] == [
-        ("renamed-key", "compute: bf16        (and remove precision)")
+        (
+            "renamed-key",
+            "actor.compute: bf16        (a line without indent, in place of precision)",
+        )
     ]
 
 

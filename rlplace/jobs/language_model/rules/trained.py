@@ -52,9 +52,9 @@ def _rounded_away(case: TrainedModel) -> Iterator[Found]:
     kept = optimizer.kind == "adamw_master" or optimizer.on_host
     if case.block.trained_dtype != "bf16" or kept:
         return
-    remedy = "weights=fp32"
+    remedy = "weights: fp32"
     if optimizer.kind == "adamw":
-        remedy = "optimizer.kind=adamw_master"
+        remedy = "optimizer.kind: adamw_master"
     yield Found(
         key=f"{case.component}.weights",
         got=f"weights: {case.block.weights}, optimizer.kind: {optimizer.kind}",

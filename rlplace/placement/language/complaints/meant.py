@@ -13,7 +13,7 @@ from rlplace.placement.language.grammar import DASHES, SEGMENTS
 from rlplace.placement.language.text import Text
 from rlplace.placement.machines.topology import show_range
 
-_OTHER_RANGES = re.compile(r"\s*(?:\.\.+|~|\bto\b|…)\s*")
+_OTHER_RANGES = re.compile(r"\s*(?:\.\.+|~|(?<![a-z])to(?![a-z])|…)\s*")
 _DEVICE_NAMES = re.compile(
     r"\b(?:cuda|gpus?|npus?|devices?|accelerators?)[\s:_]*(?=[0-9])", re.IGNORECASE
 )

@@ -1,0 +1,105 @@
+"""Values of the right type that cannot be meant, such as the address of another server or a ratio for a distance."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import Any
+
+from rlplace.codes import problem
+from rlplace.config.blocks.machines import ClusterConfig
+from rlplace.errors import Problem
+
+_RAY_ADDRESS = "cluster.ray.address"
+_PORT_OF_RAY = 6379
+_LEAST_MEMORY = 1 << 20  # no accelerator and no machine has less
+# A lower clip from here to 1 is a ratio: a policy ratio down to 0.3 would be no clip
+_LOWEST_RATIO = 0.7
+
+
+def implausible(config: Any) -> Iterator[Problem]:
+    """Yield a problem for each value of a config that has the right type and cannot be meant.
+
+    `config`: the config of a shipped job.
+    """
+    yield from _address(config.cluster.ray.address)
+    yield from _memory(config.cluster)
+    yield from _lower_clip(config.algorithm)
+    yield from _batch(config.algorithm)
+
+
+def _address(address: str | None) -> Iterator[Problem]:
+    """Yield a problem if the address of a Ray cluster has no port, or is that of Ray's client or dashboard server."""
+    if address in (None, "auto", "local"):
+        return
+    scheme, _, host = str(address).rpartition("://")
+    without_port = re.sub(r":[0-9]+/*$", "", host)
+    if scheme:
+        yield problem(
+            "bad-ray-address",
+            _RAY_ADDRESS,
+            address,
+            error="of-another-server",
+            scheme=scheme,
+            host=without_port,
+            port=_PORT_OF_RAY,
+        )
+    elif without_port == host:
+        yield problem(
+            "bad-ray-address",
+            _RAY_ADDRESS,
+            address,
+            error="without-port",
+            host=host,
+            port=_PORT_OF_RAY,
+        )
+
+
+def _memory(cluster: ClusterConfig) -> Iterator[Problem]:
+    """Yield a problem for each memory of a machine or an accelerator that is a small number, without its unit."""
+    sizes = {"cluster.accelerator.memory": cluster.accelerator.memory}
+    for number, node in enumerate(cluster.nodes):
+        sizes[f"cluster.nodes[{number}].memory"] = node.memory
+        sizes[f"cluster.nodes[{number}].host_memory"] = node.host_memory
+    for key, size in sizes.items():
+        if 0 < size < _LEAST_MEMORY:
+            leaf = key.rpartition(".")[2]
+            yield problem(
+                "bad-size",
+                key,
+                f"{leaf}: {size}",
+                error="without-unit",
+                leaf=leaf,
+                number=size,
+            )
+
+
+def _lower_clip(algorithm: Any) -> Iterator[Problem]:
+    """Yield a problem if the lower clip is probably the ratio itself, such as 0.8, instead of its distance from 1."""
+    low = algorithm.clip_ratio_low
+    if algorithm.surrogate == "clip" and low >= _LOWEST_RATIO:
+        yield problem(
+            "out-of-bounds",
+            "algorithm.clip_ratio_low",
+            f"clip_ratio_low: {low:g}",
+            error="lower-ratio-for-distance",
+            distance=round(1 - low, 6),
+        )
+
+
+def _batch(algorithm: Any) -> Iterator[Problem]:
+    """Yield a problem if an optimizer step is to take more samples than an iteration has."""
+    batch = algorithm.train_batch
+    if batch is None or algorithm.prompts is None:
+        return
+    samples = algorithm.prompts * algorithm.samples_per_prompt
+    if batch > samples:
+        yield problem(
+            "out-of-bounds",
+            "algorithm.train_batch",
+            f"train_batch: {batch}",
+            error="more-than-samples",
+            prompts=algorithm.prompts,
+            each=algorithm.samples_per_prompt,
+            samples=samples,
+        )

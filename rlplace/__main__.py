@@ -5,7 +5,9 @@ from __future__ import annotations
 import importlib.util
 import os
 import runpy
+import shlex
 import sys
+from pathlib import Path
 
 from rlplace.codes import config_error
 from rlplace.commands import begin
@@ -28,6 +30,39 @@ WRONG = 2
 NEEDED = ("hydra", "omegaconf", "pydantic")
 
 
+# Word of other programs -> the words of rlplace; {} stands for the words behind it
+_MEANT = {
+    **dict.fromkeys(("start", "learn", "fit", "launch"), "train {}"),
+    **dict.fromkeys(("eval", "test", "play", "enjoy"), "evaluate {}"),
+    **dict.fromkeys(("sweep", "multirun"), "train {} --multirun"),
+    **dict.fromkeys(("new", "create"), "init {}"),
+    **dict.fromkeys(("check", "validate", "show", "dryrun", "dry-run"), "plan {}"),
+    **dict.fromkeys(("tune", "optimize"), "search {}"),
+    **dict.fromkeys(("list", "ls"), "runs {}"),
+    **dict.fromkeys(("bench", "benchmark"), "profile {}"),
+    "resume": "train resume={}",
+    "import": "plan import {}",
+    "explain": "plan explain {}",
+    "solve": "plan solve {}",
+    "schema": "plan schema {}",
+}
+
+
+def _meant(word: str, words: str) -> str | None:
+    """Return the words that are meant by an unknown command and the words behind it; None if that is not clear.
+
+    `words`: the words behind the command, as text.
+    """
+    shipped = Path(__file__).parent / "configs" / f"{word.removesuffix('.yaml')}.yaml"
+    if shipped.is_file() or word.endswith((".yaml", ".yml")) or "=" in word:
+        return f"train {shlex.quote(word)} {words}".strip()
+    line = _MEANT.get(word)
+    # `run` alone may mean the list of runs
+    if word == "run" and words:
+        line = "train {}"
+    return line.format(words).strip() if line else None
+
+
 def main() -> None:
     """Run the command named by the first word of the command line, such as `train`. Further words are its arguments."""
     begin()
@@ -44,6 +79,21 @@ def main() -> None:
         )
         return
     if word not in COMMANDS:
+        words = " ".join(shlex.quote(each) for each in sys.argv[2:])
+        line = _meant(word, words)
+        if line is not None:
+            command = line.partition(" ")[0]
+            meant = config_error(
+                "bad-option",
+                "rlplace",
+                word,
+                error="meant-command",
+                command=command,
+                about=COMMANDS[command],
+                line=line,
+            )
+            print(meant, file=sys.stderr)
+            sys.exit(WRONG)
         near = did_you_mean(word, COMMANDS)
         unknown = config_error(
             "bad-option",

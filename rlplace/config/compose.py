@@ -41,6 +41,7 @@ from rlplace.config.found import value_at
 from rlplace.config.from_environment import of_environment, with_default
 from rlplace.config.keys import every_place, takes_list
 from rlplace.config.options import DASHES, OptionParser
+from rlplace.config.override_words import meant_by
 from rlplace.config.paths import at_home, names_config, readable
 from rlplace.config.unknown_keys import word_meant
 from rlplace.config.yaml_text import (
@@ -302,6 +303,25 @@ def _unknown_config(line: CommandLine) -> ConfigError:
             names=shown,
             name=line.name,
             stem=line.name.removesuffix(".yml"),
+        )
+    file = Path(line.name)
+    if file.is_symlink() and not file.exists():
+        return config_error(
+            "unknown-config",
+            "--config-name",
+            line.name,
+            error="broken-link",
+            target=str(file.readlink()),
+        )
+    if file.suffix in (".json", ".py", ".txt", ".toml") and file.is_file():
+        which = "other-file" if file.suffix != ".py" else "python-file"
+        return config_error(
+            "unknown-config",
+            "--config-name",
+            line.name,
+            error=which,
+            name=line.name,
+            stem=line.name.removesuffix(file.suffix),
         )
     # The word to paste: the name alone, as it was given, or with its flag
     fallback = "--help" if line.name == "help" else "hybrid_ppo"
@@ -755,6 +775,9 @@ def _for_hydra(override: Override, line: CommandLine, places: Sequence[str]) -> 
             which = "function"
         elif takes_list(key):
             which = "comma-of-list"
+        elif re.fullmatch("0,[0-9]{2,}", value):
+            which = "decimal-comma"
+            value = value.replace(",", ".")
         raise config_error(
             "override-is-sweep",
             key,
@@ -824,18 +847,52 @@ def _declared(key: str, name: str, line: CommandLine) -> str:
             return f"~{key}"
         return f"++{block}=null"
     near = did_you_mean(name, known)
+    if group == CLUSTER:
+        sized = _cluster_of_size(name, line.folders)
+        if sized is not None:
+            raise config_error(
+                "unknown-cluster",
+                key,
+                name,
+                error="other-size",
+                known=listed(known),
+                overrides=sized,
+            )
+        of_product = name.partition("x")[2].lower()
+        # Another product is another cluster
+        if near is not None and near.partition("x")[2].lower() != of_product:
+            near = None
     raise config_error(
         "unknown-cluster" if group == CLUSTER else "unknown-model",
         key,
         name,
-        error="not-declared",
+        error="not-declared" if near else "none-declared",
         group=group,
         hint=suggestion(near),
         known=listed(known),
         path=key,
-        near=near or next(iter(known)),
+        near=near,
         name=name,
     )
+
+
+def _cluster_of_size(name: str, folders: Sequence[Path]) -> str | None:
+    """Return overrides for a cluster such as 64xH100: a declared one of this product, and the number of its machines.
+
+    Return None if no cluster of the product is declared, or if its machines cannot have so many accelerators together.
+    `folders`: folders with configs.
+    """
+    number, _, product = name.partition("x")
+    for known in group_names(CLUSTER, folders):
+        if known.partition("x")[2].lower() != product.lower() or not number.isdecimal():
+            continue
+        files = [folder / CLUSTER / f"{known}.yaml" for folder in folders]
+        file = next(file for file in files if file.is_file())
+        each = scalars(file.read_text(encoding="utf-8")).get("nodes[0].accelerators")
+        if each is not None and int(number) and int(number) % int(each.value) == 0:
+            machines = int(number) // int(each.value)
+            return f"{CLUSTER}={known} {CLUSTER}.nodes.0.count={machines}"
+    return None
 
 
 def _config_error(error: Exception, line: CommandLine) -> ConfigError:
@@ -858,6 +915,9 @@ def _config_error(error: Exception, line: CommandLine) -> ConfigError:
         return wrong
     # The override that Hydra could not apply, if it was that
     first, _, rest = str(error).strip().partition("\n")
+    refused = _refused_prefix(first, line)
+    if refused is not None:
+        return refused
     word = None
     for each in line.overrides:
         if f"Could not override '{each.partition('=')[0]}'" in first:
@@ -894,6 +954,34 @@ def _config_error(error: Exception, line: CommandLine) -> ConfigError:
     # The block of a model takes any key of a config.json
     which = "key-of-model" if block.endswith(".model") else "no-key"
     return config_error("unknown-override", key, word, error=which, word=word)
+
+
+def _refused_prefix(message: str, line: CommandLine) -> ConfigError | None:
+    """Return the error about `+key` for a key that exists, or about `~key` for one that does not; None for others.
+
+    `message`: what Hydra says. `line`: the command line.
+    """
+    exists = re.search(r"Could not append to config.*'([\w.@/]+)'", message)
+    if exists:
+        for word in line.overrides:
+            if word.startswith(f"+{exists[1]}="):
+                plain = word.lstrip("+")
+                return config_error(
+                    "bad-config", exists[1], word, error="exists", plain=plain
+                )
+    lacking = re.search(r"Could not delete from config. '([\w.@/]+)'", message)
+    if lacking is None:
+        return None
+    key = lacking[1]
+    block, _, leaf = key.rpartition(".")
+    beside = [p.rpartition(".")[2] for p in every_place() if p.startswith(f"{block}.")]
+    near = did_you_mean(leaf, beside)
+    if near is None:
+        return config_error("bad-config", key, f"~{key}", error="not-there", word=key)
+    meant = f"{block}.{near}"
+    return config_error(
+        "bad-config", key, f"~{key}", error="misspelt-not-there", near=meant
+    )
 
 
 def _no_such_part(error: MissingConfigException, line: CommandLine) -> ConfigError:
@@ -960,6 +1048,14 @@ def _not_an_override(word: str, words: Sequence[str]) -> ConfigError:
         return config_error(
             "bad-config", key, word, error="split", joined=shlex.quote(joined)
         )
+    # What a wrong form or a missing bracket means
+    meant = meant_by(word, words, _parses)
+    if meant is not None:
+        facts = {
+            name: text if name in ("name", "value") else shlex.quote(text)
+            for name, text in meant.facts.items()
+        }
+        return config_error("bad-config", key, word, error=meant.error, **facts)
     # No override at all
     if "=" not in word:
         # `key: value`, `key = value` or `key= value`
@@ -999,6 +1095,15 @@ def _not_an_override(word: str, words: Sequence[str]) -> ConfigError:
                 quoted=shlex.quote(quoted),
             )
     return config_error("bad-config", changed, word, error="unread")
+
+
+def _parses(word: str) -> bool:
+    """Return whether Hydra can read a word as an override."""
+    try:
+        OverridesParser.create().parse_overrides([word])
+    except OverrideParseException:
+        return False
+    return True
 
 
 def _as_text(word: str) -> str | None:

@@ -10,7 +10,7 @@ from typing import Any, NoReturn
 
 from rlplace.codes import config_error
 from rlplace.config.paths import at_home
-from rlplace.errors import ConfigError, did_you_mean
+from rlplace.errors import ConfigError, Problem, did_you_mean
 
 # dashes that word processors and chats write instead of a hyphen
 DASHES = "\u2010\u2011\u2012\u2013\u2014\u2015\u2212"
@@ -62,9 +62,12 @@ class OptionParser(argparse.ArgumentParser):
         `rest`: words that this parser has not consumed. `others`: names of the options that a second parser, such as
         Hydra's, will consume.
         """
+        problems: list[Problem] = []
         for word in rest:
             if word.startswith("-") and word.partition("=")[0] not in others:
-                raise self._unknown(word)
+                problems += self._unknown(word).problems
+        if problems:
+            raise ConfigError(problems)
 
     def error(self, message: str) -> NoReturn:
         """Raise the ConfigError for an error of argparse. `message`: the error text of argparse."""
@@ -237,6 +240,8 @@ def _not_a_choice(option: str, got: str, choices: Sequence[Any]) -> ConfigError:
     """Return the error that `got` is not an allowed value of an option. `choices`: the allowed values."""
     near = did_you_mean(got, choices)
     error = "choice"
+    if option in ("--cfg", "-c") and near is None:
+        return config_error("bad-option", option, got, error="config", name=got)
     if near:
         error = "misspelt-choice"
     return config_error(

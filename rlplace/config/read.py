@@ -225,7 +225,17 @@ def _without_meant(problems: Sequence[Problem]) -> list[Problem]:
         above = wrong.key.rpartition(".")[0]
         name = (wrong.fix or "").partition(":")[0]
         written |= {name, f"{above}.{name}"}
-    return [p for p in problems if p.code != "missing-key" or p.key not in written]
+        written.add(name.rpartition(".")[0])
+        if name == "defaults":
+            written.add(PLACEMENT)
+    empty = ("missing-key", "wrong-type")
+    return [
+        p
+        for p in problems
+        if p.code not in empty
+        or p.key not in written
+        or (p.code == "wrong-type" and p.got != "null")
+    ]
 
 
 def _of_job(
@@ -447,6 +457,18 @@ def _report_no_block(wrong: _Wrong, found: Found) -> None:
             error="no-blank",
             name=torn[1],
             written=torn[2],
+        )
+        return
+    pair = re.fullmatch(r"(\w+) +(\S+)", value) if isinstance(value, str) else None
+    if pair is not None and pair[1] in known:
+        # A key and its value, without a colon
+        found.reject(
+            "wrong-type",
+            wrong.key,
+            value,
+            error="no-colon",
+            name=pair[1],
+            written=pair[2],
         )
         return
     line = f"{leaf}: {block_of_name(below, value)}"

@@ -36,6 +36,15 @@ from rlplace.config.which_job import MARKED
 from rlplace.config.yaml_text import show, torn_number
 from rlplace.errors import COMMAND_LINE, Source, did_you_mean, suggestion
 
+# Options of other programs that are blocks here -> the key of the block that is meant
+_OPTIONS = {
+    "cluster": "cluster",
+    "env": "env.id",
+    "model": "actor.model.path",
+    "gpus": "cluster.accelerators_per_node",
+    "num_gpus": "cluster.accelerators_per_node",
+    "nodes": "cluster.num_nodes",
+}
 # Removed key -> the name of its error.
 _GONE = {
     "cluster.nodes.host": "host-of-nodes",
@@ -100,6 +109,7 @@ def reject_unknown(unknown: UnknownKey, found: Found) -> None:
     readings = (
         _torn,
         _removed,
+        _of_hydra,
         _several_keys,
         _in_several_keys,
         _one_key,
@@ -148,6 +158,15 @@ def _removed(unknown: UnknownKey) -> _Reading | None:
     """Read the key as one that an older version had."""
     gone = _GONE.get(re.sub(r"\[\d+\]", "", unknown.key))
     return None if gone is None else _Reading(gone)
+
+
+def _of_hydra(unknown: UnknownKey) -> _Reading | None:
+    """Read the key as `defaults`, which Hydra takes out of the config."""
+    is_near = did_you_mean(unknown.name, ("defaults", *unknown.fields)) == "defaults"
+    if unknown.above or unknown.is_typed or not is_near:
+        return None
+    value = unknown.value if isinstance(unknown.value, list) else [unknown.value]
+    return _Reading("of-hydra", {"line": f"defaults: {show(value)}"})
 
 
 def _several_keys(unknown: UnknownKey) -> _Reading | None:
@@ -384,6 +403,9 @@ def _place_of(key: str, fields: Mapping[str, Field], job: JobName) -> str | None
     The unknown key may be the name in a different library, a misspelling, or a key that belongs to a different block.
     `key`: path of the unknown key. `fields`: the known fields of its block. `job`: the kind of job.
     """
+    path = key.replace("/", ".")
+    if path != key and path in all_places(job):
+        return path
     above, _, name = key.rpartition(".")
     role = key.partition(".")[0]
     ours = key_of(above, name)
@@ -433,6 +455,14 @@ def word_meant(name: str, value: str) -> str | None:
     `name`: name of the option: path of a config key, last part of it, or a name of the key in a different library.
     `value`: value of the option; "" without a value.
     """
+    if name in _OPTIONS and value:
+        return f"{_OPTIONS[name]}={value}"
+    if name == "resume" and not value:
+        return "resume=auto"
+    for job in jobs():
+        ours = in_our_words(name, value)
+        if value and ours is not None and ours[0] in all_places(job):
+            return f"{ours[0]}={show(ours[1])}"
     if name in ENV_STEPS:
         # How many iterations that is depends on the config
         steps = value or "steps"

@@ -257,6 +257,25 @@ def not_yaml(
         which = "no-colon"
     elif "expected ',' or" in message:
         which = "open-bracket"
+    rows = text.splitlines()
+    row = rows[mark.line] if mark and mark.line < len(rows) else ""
+    if which == "open-bracket":
+        quoted = re.sub(r"(?<![\"'$\w])(\$\{[^{}]*\})", r'"\1"', row.strip())
+        if "${" in row and quoted != row.strip():
+            which = "reference-in-braces"
+            fix = quoted
+        elif re.search(r"[{\[].*;.*[}\]]", row):
+            which = "semicolon"
+            fix = row.strip().replace(";", ",")
+    # Where it begins says more than where the file ends
+    begun = getattr(error, "context_mark", None)
+    if "quoted scalar" in str(getattr(error, "context", "")) and begun is not None:
+        which = "open-quote"
+        mark = begun
+        if begun.line < len(rows):
+            got = rows[begun.line].strip()
+    if re.search(r"^<<<<<<< ", text, re.MULTILINE):
+        which = "conflict"
     line = mark.line + 1 if mark else None
     return config_error(
         code,

@@ -1,0 +1,79 @@
+"""Words of a command line that are no overrides, and the overrides that are probably meant by them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
+
+_PAIRS = {"[": "]", "{": "}", "(": ")"}
+# A key with its block, such as algorithm.gamma
+_PATH = re.compile(r"[a-z_]\w*(\.\w+)+")
+
+
+class Meant(NamedTuple):
+    """What is meant by a wrong word.
+
+    `error`: name of the error text. `facts`: values for this text.
+    """
+
+    error: str
+    facts: Mapping[str, str]
+
+
+def meant_by(
+    word: str, words: Sequence[str], parses: Callable[[str], bool]
+) -> Meant | None:
+    """Return what is meant by a word that is no override; None if it is not clear.
+
+    `words`: all words of the command line. `parses`: whether a text is a valid override.
+    """
+    key, equals, value = word.partition("=")
+    if not equals:
+        return _of_several_words(word, words)
+    # As in a comparison: key==value
+    if value.startswith("="):
+        plain = value.lstrip("=")
+        return Meant("pair", {"name": key, "value": plain}) if plain else None
+    # Keys in brackets: algorithm[gamma]
+    if re.fullmatch(r"\w+(\[['\"]?\w+['\"]?\])+", key):
+        path = re.sub(r"\[['\"]?(\w+)['\"]?\]", r".\1", key)
+        return Meant("pair", {"name": path, "value": value})
+    closed = _closed(word)
+    if closed != word and parses(closed):
+        return Meant("not-closed-word", {"closed": closed})
+    colons = f"{key}={re.sub(r'=(?=[^={}]*[,}])', ': ', value)}"
+    if value.startswith("{") and parses(colons):
+        return Meant("colons-in-braces", {"colons": colons})
+    return None
+
+
+def _of_several_words(word: str, words: Sequence[str]) -> Meant | None:
+    """Return what is meant by a word without `=`, and the words beside it; None if it is not clear."""
+    at = words.index(word) if word in words else 0
+    before = words[at - 1] if at else ""
+    after = words[at + 1] if at + 1 < len(words) else ""
+    # A range with blanks: 0 - 3
+    if word == "-" and re.search(r"=[0-9,-]*[0-9]$", before) and after[:1].isdigit():
+        return Meant("split", {"joined": f"{before}-{after}"})
+    # A key and its value, with a blank between them
+    if _PATH.fullmatch(word) and after and "=" not in after and after[0] != "-":
+        return Meant("pair", {"name": word, "value": after})
+    return None
+
+
+def _closed(word: str) -> str:
+    """Return a word with the quotes, brackets and braces closed that it leaves open."""
+    open_ones: list[str] = []
+    inside = ""
+    for letter in word:
+        if inside:
+            if letter == inside:
+                inside = ""
+        elif letter in "'\"":
+            inside = letter
+        elif letter in _PAIRS:
+            open_ones.append(_PAIRS[letter])
+        elif open_ones and letter == open_ones[-1]:
+            open_ones.pop()
+    return word + inside + "".join(reversed(open_ones))

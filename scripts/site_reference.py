@@ -117,6 +117,7 @@ _EXAMPLES = (
 def pages() -> dict[str, str]:
     """Return the Markdown of every generated page by its name below docs/."""
     return {
+        "reference/hyperparameters.md": hyperparameters_page(),
         "reference/config.md": config_page(),
         "reference/configs.md": configs_page(),
         "reference/metrics.md": metrics_page(),
@@ -151,46 +152,192 @@ class Key:
 
 
 def config_page() -> str:
-    """Return a table for each block of the config, with the jobs that have a key where not all have it."""
+    """Return a section for each block of the config, and in it an entry with an anchor for each key."""
+    entries = "".join(
+        f"\n## {section}\n{''.join(map(_entry, names))}"
+        for section, names in _sections(found_keys()).items()
+    )
+    return (
+        "# Config keys\n\nEvery key of a config, from `rlplace/config/blocks`. Jobs whose actor is a language model "
+        "and jobs with simulators have different keys in some blocks. A key that is not listed is an error; the error "
+        "names the nearest key that is. The keys that are tuned most are on one page: "
+        "[hyperparameters](hyperparameters.md). `python -m rlplace.plan schema` prints the same as a JSON Schema.\n"
+        + entries
+    )
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Variant:
+    """A key as one kind of block has it, with the jobs that have it."""
+
+    key: Key
+    jobs: str  # in words: all, simulators, or language models; with the kind of the block, if it is one of several
+    type: str
+    default: str
+
+
+def found_keys() -> dict[str, list[Variant]]:
+    """Return the variants of every key by its dotted name: one, or one of each kind of block that has the key."""
     found = {
         job: {(key.name, key.tag): key for key in keys_of(config_of(job), job)}
         for job in jobs()
     }
-    names = dict.fromkeys(itertools.chain.from_iterable(found.values()))
-    sections: dict[str, list[tuple[str, ...]]] = {}
-    for name, tag in names:
+    variants: dict[str, list[Variant]] = {}
+    for name, tag in dict.fromkeys(itertools.chain.from_iterable(found.values())):
         here = {
             job: keys[name, tag] for job, keys in found.items() if (name, tag) in keys
         }
-        first, *others = here.values()
         having = "all" if len(here) == len(found) else subject_of(next(iter(here)))
-        having += f", `kind: {tag}`" if tag else ""
-        type_, default = first.type, first.default
-        if any((other.type, other.default) != (type_, default) for other in others):
-            types_ = {subject_of(job): key.type for job, key in here.items()}
-            defaults = {subject_of(job): key.default for job, key in here.items()}
-            type_ = _by_job(types_)
-            default = _by_job(defaults)
-        sections.setdefault(name.partition(".")[0] if "." in name else "", []).append(
-            (f"`{name}`", type_, default, having, _plain(first.doc))
+        if tag:
+            having += f", `kind: {tag}`"
+        variants.setdefault(name, []).append(
+            Variant(
+                key=next(iter(here.values())),
+                jobs=having,
+                type=_by_job({subject_of(job): key.type for job, key in here.items()}),
+                default=_by_job(
+                    {subject_of(job): key.default for job, key in here.items()}
+                ),
+            )
         )
-    top = sections.pop("", [])
-    text = (
-        "# Config keys\n\nEvery key of a config, from `rlplace/config/blocks`. Jobs whose actor is a language model "
-        "and jobs with simulators have different keys in some blocks. A key that is not listed is refused with the "
-        "nearest one that is. `python -m rlplace.plan schema` prints the same as a JSON Schema.\n"
-    )
-    for section, rows in {**sections, "at the top": top}.items():
-        text += f"\n## {section}\n\n{table(('key', 'type', 'default', 'jobs', 'meaning'), rows)}"
+    return variants
+
+
+def _sections(
+    keys: Mapping[str, list[Variant]],
+) -> dict[str, list[tuple[str, list[Variant]]]]:
+    """Return the keys by the block at the top that has them; those without a block are last."""
+    sections: dict[str, list[tuple[str, list[Variant]]]] = {}
+    top = []
+    for name, variants in keys.items():
+        block, dot, _ = name.partition(".")
+        if dot:
+            sections.setdefault(block, []).append((name, variants))
+        else:
+            top.append((name, variants))
+    return {**sections, "at the top": top}
+
+
+def anchor_of(key: str) -> str:
+    """Return the anchor of a key on the page of config keys: its dotted name without the brackets of lists."""
+    return key.replace("[]", "")
+
+
+def _entry(entry: tuple[str, list[Variant]]) -> str:
+    """Return the entry of a key: its name with an anchor; its meaning, type, default and jobs."""
+    name, variants = entry
+    text = f"\n### `{name}` {{ #{anchor_of(name)} .config-key }}\n"
+    meanings = [_plain(variant.key.doc) for variant in variants]
+    if len({*meanings}) == 1:
+        text += f"\n{meanings[0]}\n"
+        meanings = [""] * len(variants)
+    for variant, meaning in zip(variants, meanings, strict=True):
+        if meaning:
+            text += f"\n{meaning}\n"
+        default = variant.default
+        if default != "required":
+            default = f"default {default}"
+        having = "all jobs" if variant.jobs == "all" else variant.jobs
+        text += f"\n{having} · {variant.type} · {default}\n{{: .config-type }}\n"
     return text
 
 
 def _by_job(values: Mapping[str, str]) -> str:
-    return (
-        values.popitem()[1]
-        if len({*values.values()}) == 1
-        else "; ".join(f"{v} ({k})" for k, v in values.items())
+    """Return the one value that all jobs have, or each value with its job."""
+    if len({*values.values()}) == 1:
+        return next(iter(values.values()))
+    return "; ".join(f"{value} ({job})" for job, value in values.items())
+
+
+# Sections of the page; in each, what readers call a hyperparameter, as other libraries do, and the key that sets it.
+HYPERPARAMETERS: dict[str, tuple[tuple[str, str], ...]] = {
+    "Learning rate": (
+        ("learning rate", "actor.optimizer.lr"),
+        ("learning rate schedule", "actor.optimizer.schedule"),
+        ("warm-up steps", "actor.optimizer.warmup_steps"),
+        ("gradient clipping, `max_grad_norm`", "actor.optimizer.max_grad_norm"),
+        ("weight decay", "actor.optimizer.weight_decay"),
+        ("critic learning rate", "critic.optimizer.lr"),
+    ),
+    "Batch size and rollout length": (
+        ("number of environments, `n_envs`", "env.total_num_envs"),
+        ("rollout length, `n_steps`", "algorithm.rollout_steps"),
+        ("minibatches, for `batch_size`", "algorithm.num_minibatches"),
+        ("epochs, `n_epochs`", "algorithm.epochs"),
+        ("prompts of an iteration, for `train_batch_size`", "algorithm.prompts"),
+        ("answers of a prompt, `num_generations`", "algorithm.samples_per_prompt"),
+        ("samples of an optimizer step, `mini_batch_size`", "algorithm.train_batch"),
+        ("micro-batch size", "actor.micro_batch"),
+    ),
+    "Discount and advantages": (
+        ("discount, `gamma`", "algorithm.gamma"),
+        ("`gae_lambda`", "algorithm.gae_lambda"),
+        ("advantage normalization", "algorithm.normalize_advantages"),
+    ),
+    "Loss": (
+        ("clip range, `clip_range`", "algorithm.clip_ratio_low"),
+        ("upper clip range", "algorithm.clip_ratio_high"),
+        ("entropy coefficient, `ent_coef`", "algorithm.entropy_coef"),
+        ("value coefficient, `vf_coef`", "algorithm.value_coef"),
+        ("value clipping, `clip_range_vf`", "algorithm.value_clip"),
+        ("`target_kl`", "algorithm.target_kl"),
+        ("KL coefficient, `beta`", "algorithm.kl_coef"),
+    ),
+    "Normalization": (
+        (
+            "observation normalization, as `VecNormalize`",
+            "algorithm.normalize_observations",
+        ),
+        ("reward normalization", "algorithm.normalize_rewards"),
+    ),
+    "Network": (
+        ("hidden layers, `net_arch`", "actor.model.hidden"),
+        ("`log_std_init`", "actor.model.initial_log_std"),
+        ("LoRA rank", "actor.lora_rank"),
+    ),
+    "Sampling": (
+        ("temperature", "rollout.temperature"),
+        ("answer length, `max_new_tokens`", "algorithm.max_new_tokens"),
+    ),
+    "Length and seed of a run": (
+        ("iterations, for `total_timesteps`", "runner.total_iterations"),
+        ("seed", "runner.seed"),
+    ),
+}
+
+
+def hyperparameters_page() -> str:
+    """Return the keys that are tuned most, by the names that other libraries give them."""
+    keys = found_keys()
+    text = (
+        "# Hyperparameters\n\nThe settings of training that are tuned most, by the names that other libraries give "
+        "them. Each key is an override of the command line or a line of YAML:\n\n"
+        "```bash\nrlplace train cartpole actor.optimizer.lr=1e-3 algorithm.gamma=0.98\n```\n\n"
+        "Shipped configs set some of these keys for their task: [shipped configs](configs.md). A run keeps the values "
+        "that it had in `config.yaml` of its folder. All other keys: [config keys](config.md).\n"
     )
+    for section, rows in HYPERPARAMETERS.items():
+        lines = [
+            (name, f"[`{key}`](config.md#{anchor_of(key)})", _default_of(keys[key]))
+            for name, key in rows
+        ]
+        text += (
+            f"\n## {section}\n\n{table(('hyperparameter', 'key', 'default'), lines)}"
+        )
+    return text
+
+
+def _default_of(variants: Sequence[Variant]) -> str:
+    """Return the defaults of a key, each with the jobs that have it, unless all jobs have the same."""
+    if len(variants) == 1 and variants[0].jobs == "all":
+        return variants[0].default
+    texts = []
+    for variant in variants:
+        if variant.default.endswith(")"):  # it names the jobs
+            texts.append(variant.default)
+        else:
+            texts.append(f"{variant.default} ({variant.jobs})")
+    return "; ".join(texts)
 
 
 def keys_of(

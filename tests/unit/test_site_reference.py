@@ -19,51 +19,83 @@ PAGES = site_reference.pages()
 ANY = re.compile(r"<\w+>")
 
 
-def test_every_key_is_there_with_its_type_default_and_meaning() -> None:
-    rows = PAGES["reference/config.md"].splitlines()
-    assert (
-        "| `algorithm.gamma` | number, ≥ 0, ≤ 1 | `0.99` (simulators); `1.0` (language models) | all "
-        "| discount per step or learned token |"
-    ) in rows
-    assert (
-        "| `cluster.accelerator.memory` | size such as `16GiB` | `16GiB` | all |"
-        in "\n".join(rows)
-    )
-    assert any(
-        row.startswith("| `cluster.nodes[].mixed[].count` | integer, ≥ 1")
-        for row in rows
-    )
-    assert any(
-        row.startswith(
-            "| `actor.model.hidden` | list of integer, ≥ 1 | `[64, 64]` | simulators, `kind: mlp` |"
-        )
-        for row in rows
-    )
-    assert any(
-        row.startswith(
-            r"| `rollout.dtype` | `fp32` \| `bf16` \| `fp16` | `bf16` | language models |"
-        )
-        for row in rows
-    )
-    assert any(
-        row.startswith("| `actor.model.hidden`")
-        and "`[512]` | simulators, `kind: cnn`" in row
-        for row in rows
-    )
-    assert any(
-        row.startswith("| `dry_run` | true or false | `false` | all |") for row in rows
-    )
+def entry_of(key: str) -> list[str]:
+    """Return the lines of a key's entry on the page of config keys, without the heading and empty lines."""
+    page = PAGES["reference/config.md"]
+    _, heading, rest = page.partition(f"\n### `{key}` {{")
+    assert heading, key
+    lines = re.split(r"^##", rest, flags=re.MULTILINE)[0].splitlines()[1:]
+    return [line for line in lines if line and not line.startswith("{:")]
+
+
+@pytest.mark.parametrize(
+    ("key", "entry"),
+    [
+        (
+            "algorithm.gamma",
+            [
+                "discount per step or learned token",
+                "all jobs · number, ≥ 0, ≤ 1 · default `0.99` (simulators); `1.0` (language models)",
+            ],
+        ),
+        (
+            "cluster.accelerator.memory",
+            [..., "all jobs · size such as `16GiB` · default `16GiB`"],
+        ),
+        (
+            "cluster.nodes[].mixed[].count",
+            [..., "all jobs · integer, ≥ 1, ≤ 1,024 · required"],
+        ),
+        (
+            "actor.model.hidden",
+            [
+                ...,
+                "simulators, `kind: mlp` · list of integer, ≥ 1 · default `[64, 64]`",
+                ...,
+                "simulators, `kind: cnn` · list of integer, ≥ 1 · default `[512]`",
+                ...,
+            ],
+        ),
+        (
+            "rollout.dtype",
+            [..., "language models · `fp32` | `bf16` | `fp16` · default `bf16`"],
+        ),
+        ("dry_run", [..., "all jobs · true or false · default `false`"]),
+    ],
+)
+def test_every_key_is_there_with_its_type_default_and_meaning(
+    key: str, entry: list[object]
+) -> None:
+    found = entry_of(key)
+    if ... not in entry:
+        assert found == entry
+    for line in entry:
+        assert line is ... or line in found
 
 
 def test_a_text_of_its_own_kind_is_a_text() -> None:
-    (row,) = [
-        row
-        for row in PAGES["reference/config.md"].splitlines()
-        if row.startswith("| `runner.sinks` |")
-    ]
-    assert r"`trackio` \| text |" in row
+    assert any("`trackio` | text ·" in line for line in entry_of("runner.sinks"))
     with pytest.raises(TypeError, match="bytes"):
         site_reference._type(bytes)
+
+
+def test_a_key_has_one_anchor() -> None:
+    page = PAGES["reference/config.md"]
+    anchors = re.findall(r"^### `.*` \{ #(\S+) \.config-key \}$", page, re.MULTILINE)
+    assert len(anchors) == len({*anchors}) > 200
+    assert "actor.optimizer.lr" in anchors
+    assert "cluster.nodes.count" in anchors
+
+
+def test_hyperparameters_have_the_defaults_of_their_keys() -> None:
+    page = PAGES["reference/hyperparameters.md"]
+    rate = "[`actor.optimizer.lr`](config.md#actor.optimizer.lr)"
+    default = "`0.0003` (simulators); `1e-06` (language models)"
+    assert f"| learning rate | {rate} | {default} |" in page
+    length = "[`algorithm.rollout_steps`](config.md#algorithm.rollout_steps)"
+    assert f"| rollout length, `n_steps` | {length} | `64` (simulators) |" in page
+    hidden = "[`actor.model.hidden`](config.md#actor.model.hidden)"
+    assert f"{hidden} | `[64, 64]` (simulators, `kind: mlp`); " in page
 
 
 @pytest.mark.parametrize("job", jobs())
@@ -71,7 +103,7 @@ def test_a_config_of_defaults_has_no_other_keys(job: JobName) -> None:
     listed = {
         row.split("`")[1].replace("[]", "")
         for row in PAGES["reference/config.md"].splitlines()
-        if row[:3] == "| `"
+        if row.startswith("### `")
     }
     model = (
         {"kind": "causal_lm", "path": "somewhere"}

@@ -25,6 +25,7 @@ COMMANDS = {
     "evaluate": "plays a trained policy, and films it",
     "doctor": "shows what this machine has, and which shipped configs run on it",
     "export": "writes the model of a checkpoint for other programs",
+    "completion": "prints a script with which a shell completes words",
 }
 WRONG = 2
 NEEDED = ("hydra", "omegaconf", "pydantic")
@@ -68,7 +69,7 @@ def main() -> None:
     begin()
     word = sys.argv[1] if len(sys.argv) > 1 else "--help"
     listed = "\n".join(
-        f"    rlplace {name:<9} {about}" for name, about in COMMANDS.items()
+        f"    rlplace {name:<10} {about}" for name, about in COMMANDS.items()
     )
     if word in ("--help", "-h", "help"):
         print(f"{listed}\n\nrlplace train --help: what a command takes")

@@ -54,6 +54,7 @@ FLOORS = (  # lowest first; a room imports from floors below its own
     ("api",),
     (
         "__main__",
+        "completion",
         "doctor",
         "evaluate",
         "export",

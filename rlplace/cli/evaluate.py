@@ -36,6 +36,7 @@ _DEFAULTS = {
     "video": "",
     "transcripts": "",
 }
+WORDS = tuple(_DEFAULTS)
 _EPISODES = 20  # number of episodes that a fix suggests
 
 

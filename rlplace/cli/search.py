@@ -54,7 +54,7 @@ NOTHING_HOLDS = 3
 USAGE = Path(__file__).with_name("search_usage.txt")
 FORMATS = ("text", "json", "svg")
 # Options of `search` that are not config keys
-_WORDS = (
+WORDS = (
     "objective",
     "fix",
     "accelerators",
@@ -137,7 +137,7 @@ def read_request(words: Sequence[str]) -> Request:
     own: dict[str, str] = {}
     for word, after in itertools.pairwise([*rest, ""]):
         name, _, value = word.lstrip("-").partition("=")
-        if word.startswith("-") and name in _WORDS:
+        if word.startswith("-") and name in WORDS:
             value = value or after
             if name == "objective" and value not in OBJECTIVES:
                 value = did_you_mean(value, OBJECTIVES) or OBJECTIVES[0]
@@ -149,17 +149,17 @@ def read_request(words: Sequence[str]) -> Request:
                 name=name,
                 value=value or "<a value>",
             )
-        if "=" in word and name not in _WORDS and (near := did_you_mean(name, _WORDS)):
+        if "=" in word and name not in WORDS and (near := did_you_mean(name, WORDS)):
             raise config_error(
                 "bad-option",
                 name,
                 word,
                 error="misspelt-word",
                 near=near,
-                words=", ".join(_WORDS),
+                words=", ".join(WORDS),
                 value=value,
             )
-        if "=" in word and name in _WORDS:
+        if "=" in word and name in WORDS:
             if name in own:
                 raise config_error(
                     "bad-option",
@@ -188,7 +188,7 @@ def read_request(words: Sequence[str]) -> Request:
             near=near,
         )
     return Request(
-        words=[word for word in rest if word.partition("=")[0] not in _WORDS],
+        words=[word for word in rest if word.partition("=")[0] not in WORDS],
         form=options.format,
         apply=None if options.apply is None else Path(options.apply),
         objective=objective,

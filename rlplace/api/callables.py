@@ -38,7 +38,7 @@ class TrainModule(ModuleType):
     ) -> Run:
         """Train the job of a config in this process, as the command `python -m rlplace.train` does. Return its run.
 
-        `config`: name of a shipped config, path of a YAML file, or the content of such a file as a mapping.
+        `config`: name of a shipped config or task, path of a YAML file, or the content of such a file as a mapping.
         `overrides`: words such as `"runner.total_iterations=3"`, or key -> value. `on_iteration`: is called after each
         iteration as `on_iteration(iteration, env_steps, metrics)`; if it returns True, the run ends.
 

@@ -10,7 +10,7 @@ from rlplace.runtime.prepare import Prepared, prepare_composed
 def plan(config: Config, overrides: Overrides = ()) -> Prepared:
     """Return the prepared job of a config: its plan, memory proof, and the data for showing them.
 
-    `config`: name of a shipped config, path of a YAML file, or a mapping. `overrides`: words, or key -> value. Raises
-    ConfigError, PlacementError or ClusterError with all problems.
+    `config`: name of a shipped config or task, path of a YAML file, or a mapping. `overrides`: words, or key -> value.
+    Raises ConfigError, PlacementError or ClusterError with all problems.
     """
     return prepare_composed(composed_of(config, overrides))

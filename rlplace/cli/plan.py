@@ -86,6 +86,8 @@ def _answer(words: list[str]) -> int:
     if ("--help" in words or "-h" in words) and words[0] != "import":
         found = {
             "configs": compose.config_names(),
+            "tasks": compose.group_names(compose.TASK),
+            "placements": compose.group_names(compose.PLACEMENT),
             "clusters": compose.group_names(compose.CLUSTER),
         }
         texts = {
@@ -133,7 +135,7 @@ def _misspelt_command(word: str) -> str | None:
 
     Return None if `word` is or resembles the name of a config, or if it does not resemble a subcommand.
     """
-    names = compose.config_names()
+    names = [*compose.config_names(), *compose.group_names(compose.TASK)]
     is_config = (
         word in names
         or Path(word).suffix

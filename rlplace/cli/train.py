@@ -74,6 +74,10 @@ def main(argv: Sequence[str] | None = None, job: Job | None = None) -> int:
         usage = USAGE.read_text(encoding="utf-8").format(
             program=typed("train"),
             configs=configs,
+            tasks=compose.listed(compose.group_names(compose.TASK), indent="    "),
+            placements=compose.listed(
+                compose.group_names(compose.PLACEMENT), indent="    "
+            ),
             columns=COLUMNS_USAGE.read_text(encoding="utf-8").rstrip(),
         )
         _show(usage.rstrip())

@@ -95,6 +95,20 @@ _RESOLVERS = (
 # and of the config block that such a file fills.
 CLUSTER = "cluster"
 MODEL = "model"
+# Config groups whose files set keys of any block: an environment with the settings to learn it, and a placement
+TASK = "task"
+PLACEMENT = "placement"
+# The config that a task completes: `task=hopper`, or `hopper` as the name of a config
+OF_TASKS = "ppo"
+# Codes of the errors about a name that a group does not have
+_UNKNOWN = {
+    CLUSTER: "unknown-cluster",
+    MODEL: "unknown-model",
+    TASK: "undeclared-task",
+    PLACEMENT: "unknown-placement",
+}
+# First lines of a file whose keys are those of the whole config
+_WHOLE = re.compile(r"^# *@package +_global_ *$", re.MULTILINE)
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -119,6 +133,7 @@ class CommandLine:
 
     `flags`: Hydra's flags. `name`: name of the config; None: the command line does not name one. `folders`: the folders
     with configs, clusters and models: the user's, then the shipped one. `root`: the first of `folders` with the config.
+    `task`: the task whose name stands in the place of the config's name; None: a config is named, or nothing.
     """
 
     flags: argparse.Namespace
@@ -126,14 +141,16 @@ class CommandLine:
     name: str | None
     folders: Sequence[Path]
     root: Path
+    task: str | None = None
 
     @classmethod
     def of(cls, argv: Sequence[str]) -> CommandLine:
         """Parse the words `argv` of a command line, without the program.
 
         The config is named by `--config-name`, or else by the first word that is not an override. A name that ends in
-        .yaml is the path of a file; the folder of this file is then searched for configs first. Raises ConfigError for
-        an unknown flag.
+        .yaml is the path of a file; the folder of this file is then searched for configs first. The name of a task
+        stands for the config of tasks, and so does an override `task=...` without a name. Raises ConfigError for an
+        unknown flag.
         """
         flags = _parser().parse_intermixed_args([readable(word) for word in argv])
         given = [
@@ -157,8 +174,26 @@ class CommandLine:
             config = config.removesuffix(".yaml")
         folders = [*given, CONFIG_DIR]
         having = [folder for folder in folders if (folder / f"{config}.yaml").is_file()]
+        # The name of a task, or `task=...` alone
+        task = None
+        if not having:
+            chosen = [word for word in overrides if word.startswith(f"{TASK}=")]
+            if config is None and chosen:
+                config = OF_TASKS
+            elif config in group_names(TASK, folders):
+                task = config
+                config = OF_TASKS
+            having = [each for each in folders if (each / f"{config}.yaml").is_file()]
         root = having[0] if having else folders[0]
-        return cls(flags, overrides, config, folders, root)
+        return cls(flags, overrides, config, folders, root, task)
+
+    @property
+    def choices(self) -> Sequence[str]:
+        """The overrides, and `task=<name>` in front of them if a task's name stands in the place of the config's."""
+        chosen = f"{TASK}={self.task}"
+        if self.task is None or chosen in self.overrides:
+            return self.overrides
+        return [chosen, *self.overrides]
 
     @property
     def swept(self) -> bool:
@@ -224,7 +259,7 @@ def with_hydra(argv: Sequence[str]) -> list[Composed]:
         for folder in line.folders:
             if folder != line.root:
                 places.append(f"file://{folder}")
-        parsed = OverridesParser.create().parse_overrides([*line.overrides])
+        parsed = OverridesParser.create().parse_overrides([*line.choices])
         overrides = [_for_hydra(override, line, places) for override in parsed]
         # An override replaces the search path of the config, so it lists both.
         if places:
@@ -285,12 +320,19 @@ def _composed_jobs(
 def _unknown_config(line: CommandLine) -> ConfigError:
     """Return the error for a command line without a config name, or with the name of a config that does not exist."""
     names = config_names(line.root)
+    tasks = group_names(TASK, line.folders)
     word = (line.name or "").rpartition("/")[2].removesuffix(".yml")
-    near = did_you_mean(word, names)
+    near = did_you_mean(word, [*names, *tasks]) or _task_of(word, tasks)
     folder = _short(line.root)
     shown = listed(names) or "no .yaml file"
     if line.name is None:
-        return config_error("no-config", "--config-name", folder=folder, names=shown)
+        return config_error(
+            "no-config",
+            "--config-name",
+            folder=folder,
+            names=shown,
+            tasks=", ".join(tasks),
+        )
     # A file that ends in .yml is not found
     if line.name.endswith(".yml") and (near is None or Path(line.name).is_file()):
         return config_error(
@@ -343,6 +385,7 @@ def _unknown_config(line: CommandLine) -> ConfigError:
         hint=suggestion(near),
         folder=folder,
         names=shown,
+        tasks=", ".join(tasks),
         instead=instead,
     )
 
@@ -366,7 +409,7 @@ def _print_config(line: CommandLine, overrides: list[str]) -> None:
     # Without the keys that belong to a task or model which another has replaced
     shown, places, task = _job_of(line.name, overrides)
     OmegaConf.set_struct(shown, False)
-    for path in _of_another_choice(_with_parents(places, line.name), task):
+    for path in _of_another_choice(_merged(places, line.name), task):
         above, _, key = path.rpartition(".")
         block = OmegaConf.select(shown, above)
         if isinstance(block, DictConfig):
@@ -484,8 +527,9 @@ def _composed(
     for group, choice in parts.items():
         folder, _, package = group.partition("@")
         prefix = package or folder.replace("/", ".")
-        sources |= _file_sources(places, f"{folder}/{choice}", prefix=prefix)
-    sources |= _file_sources(places, name)
+        sources |= _file_sources(_with_parents(places, f"{folder}/{choice}"), prefix)
+    merged = _merged(places, name)
+    sources |= _file_sources(merged)
     given = [override.partition("=")[0].lstrip("+~") for override in task]
     for key, override in zip(given, task, strict=True):
         if key in parts:
@@ -516,14 +560,13 @@ def _composed(
     if resolve:
         # A config of rlplace: values from the environment, misread numbers, keys of replaced choices
         sources |= of_environment(OmegaConf.to_container(job), sources)
-        files = _with_parents(places, name)
         misread: list[Problem] = []
-        for file in files:
+        for file in merged:
             text = file.read_text(encoding="utf-8")
             misread += misread_numbers(text, _short(file), sources)
         if misread:
             raise ConfigError(misread)
-        gone = _of_another_choice(files, task)
+        gone = _of_another_choice(merged, task)
         if GOAL in gone:
             goal = OmegaConf.select(job, GOAL)
         _drop(mapping, gone)
@@ -532,6 +575,8 @@ def _composed(
     for key in given:
         if "." in key:
             mapping.pop(key, None)
+    if name == OF_TASKS:
+        name = parts.get(TASK, name)
     return Composed(
         name=name,
         mapping={str(k): v for k, v in mapping.items()},
@@ -583,20 +628,49 @@ def _join_names(mapping: dict[Any, Any]) -> None:
                 del placement[role]
 
 
-def _file_sources(
-    places: Sequence[Path],
-    name: str,
-    prefix: str = "",
-) -> dict[str, Source]:
-    """Return config key -> file and line, for all keys of config `name` and of the configs in its `defaults`.
+def _file_sources(files: Sequence[Path], prefix: str = "") -> dict[str, Source]:
+    """Return config key -> file and line, for all keys of the files. A later file wins.
 
-    `places`: folders with configs; a config is read from the first folder with a file of its name. `prefix`: path of
-    the block that the config fills; "" for a whole config.
+    `prefix`: path of the block that the files fill; "" for the whole config.
     """
     found: dict[str, Source] = {}
-    for file in _with_parents(places, name):
+    for file in files:
         found |= line_sources(file.read_text(encoding="utf-8"), _short(file), prefix)
     return found
+
+
+def _merged(places: Sequence[Path], name: str) -> list[Path]:
+    """Return the files whose keys are those of the whole config, in the order of merging.
+
+    They are the files of config `name` and of the configs in its `defaults`, and the chosen files of groups that fill
+    the whole config, such as that of the task. A choice in `defaults` comes before the config's own keys, and a choice
+    that only the command line makes comes after them. `places`: folders with configs. Hydra must have composed the
+    config.
+    """
+    files = _with_parents(places, name)
+    among_defaults: list[Path] = []
+    added: list[Path] = []
+    for group, choice in HydraConfig.get().runtime.choices.items():
+        if not choice or group.startswith("hydra"):
+            continue
+        chosen = _with_parents(places, f"{group}/{choice}")
+        if not chosen or not _WHOLE.search(chosen[-1].read_text(encoding="utf-8")):
+            continue
+        if _chooses(files, group):
+            among_defaults += chosen
+        else:
+            added += chosen
+    return [*files[:-1], *among_defaults, *files[-1:], *added]
+
+
+def _chooses(files: Sequence[Path], group: str) -> bool:
+    """Return whether one of the config files makes a choice of the group in its `defaults`."""
+    default = re.compile(rf"defaults\[\d+\]\.(override +)?/?{re.escape(group)}")
+    for file in files:
+        text = file.read_text(encoding="utf-8")
+        if any(default.fullmatch(path) for path in line_sources(text, "")):
+            return True
+    return False
 
 
 def _with_parents(
@@ -682,26 +756,42 @@ def _of_another_choice(files: Sequence[Path], overrides: Sequence[str]) -> set[s
 
 
 def config_names(directory: Path = CONFIG_DIR) -> dict[str, str]:
-    """Return name -> description, for each config file in a folder. The description is the comment in line 1."""
+    """Return name -> description, for each config file in a folder. The description is the comment in line 1.
+
+    In a file that begins with `# @package`, which Hydra reads, it is the comment in line 2.
+    """
     names: dict[str, str] = {}
     for file in sorted(directory.glob("[!.]*.yaml")):
         text = file.read_text(encoding="utf-8", errors="replace")
-        names[file.stem] = text.partition("\n")[0].removeprefix("#").strip()
+        first, _, rest = text.partition("\n")
+        if _WHOLE.match(first):
+            first = rest.partition("\n")[0]
+        names[file.stem] = first.removeprefix("#").strip()
     return names
 
 
 def group_names(group: str, folders: Sequence[Path] = (CONFIG_DIR,)) -> dict[str, str]:
-    """Return name -> description, for each declared cluster or model.
+    """Return name -> description, for each declared cluster, model, task or placement.
 
-    The names are the choices for `cluster=<name>` or `model@<block>.model=<name>`. `group`: "cluster" or "model": name
-    of the subfolder with the declarations. `folders`: the folders that have the subfolder; if a name occurs in several,
-    the first folder counts.
+    The names are the choices for `cluster=<name>`, `task=<name>`, `placement=<name>` or `model@<block>.model=<name>`.
+    `group`: "cluster", "model", "task" or "placement": name of the subfolder with the declarations. `folders`: the
+    folders that have the subfolder; if a name occurs in several, the first folder counts.
     """
     names: dict[str, str] = {}
     # Earlier folders win
     for folder in reversed(folders):
         names |= config_names(folder / group)
     return names
+
+
+def _task_of(word: str, tasks: Collection[str]) -> str | None:
+    """Return the task that a part of its name means, or the id of an environment, such as `Walker2d-v5`; or None."""
+    meant = re.sub(r"(-v\d+)$|[-_]", "", word.lower())
+    for task in tasks:
+        name = task.replace("_", "")
+        if meant and (name.startswith(meant) or meant.startswith(name)):
+            return task
+    return None
 
 
 def listed(names: Mapping[str, str], indent: str = "") -> str:
@@ -796,7 +886,7 @@ def _for_hydra(override: Override, line: CommandLine, places: Sequence[str]) -> 
     changes = override.type is OverrideType.CHANGE
     if not changes or override.is_hydra_override() or of_language_model:
         return word
-    if group in (CLUSTER, MODEL):
+    if group in _UNKNOWN:
         return _declared(key, value, line)
     # A config group of the user's
     folders = [*line.folders]
@@ -821,20 +911,14 @@ def _may_have_language_model(line: CommandLine) -> bool:
 
 
 def _declared(key: str, name: str, line: CommandLine) -> str:
-    """Return the override `cluster=<name>` or `model@<block>.model=<name>` in Hydra's form.
+    """Return an override such as `cluster=<name>`, `task=<name>` or `model@<block>.model=<name>` in Hydra's form.
 
     The override replaces the choice in the config's `defaults`; if they do not have a choice, it adds one. `key`: the
-    part before `=`. `name`: the chosen cluster or model. Raises ConfigError if no cluster or model of this name is
-    declared.
+    part before `=`. `name`: the chosen cluster, task, placement or model. Raises ConfigError if the group has no file
+    of this name.
     """
     group, _, block = key.partition("@")
-    default = re.compile(rf"defaults\[\d+\]\.(override +)?/?{re.escape(key)}")
-    # Whether a file of the config makes this choice in its `defaults`
-    among_defaults = False
-    for file in _with_parents(line.folders, str(line.name)):
-        text = file.read_text(encoding="utf-8")
-        if any(default.fullmatch(path) for path in line_sources(text, "")):
-            among_defaults = True
+    among_defaults = _chooses(_with_parents(line.folders, str(line.name)), key)
     known = group_names(group, line.folders)
     choices = name.split(",") if line.swept else [name]
     if all(choice in known for choice in choices):
@@ -862,8 +946,10 @@ def _declared(key: str, name: str, line: CommandLine) -> str:
         # Another product is another cluster
         if near is not None and near.partition("x")[2].lower() != of_product:
             near = None
+    if near is None and group == TASK:
+        near = _task_of(name, known)
     raise config_error(
-        "unknown-cluster" if group == CLUSTER else "unknown-model",
+        _UNKNOWN[group],
         key,
         name,
         error="not-declared" if near else "none-declared",
@@ -1002,9 +1088,7 @@ def _no_such_part(error: MissingConfigException, line: CommandLine) -> ConfigErr
             if source is None and key.startswith("defaults[") and word.search(row):
                 got = row
                 source = place
-    code = {CLUSTER: "unknown-cluster", MODEL: "unknown-model"}.get(
-        group, "unknown-config"
-    )
+    code = _UNKNOWN.get(group, "unknown-config")
     return config_error(
         code,
         "defaults",

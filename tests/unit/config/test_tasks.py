@@ -140,7 +140,7 @@ def test_a_sweep_takes_several_tasks() -> None:
 )
 def test_a_wrong_task_gets_the_nearest(word: str, near: str) -> None:
     problem = refused(f"task={word}")
-    assert problem.code == "unknown-task"
+    assert problem.code == "undeclared-task"
     assert (problem.fix or "").startswith(f"task={near} ")
     named = refused(word)
     assert (named.code, named.fix) == ("unknown-config", near)

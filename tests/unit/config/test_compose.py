@@ -155,7 +155,7 @@ def test_an_override_that_cannot_be_read_names_its_key(tmp_path: Path) -> None:
         "env.total_num_envs",
         "cannot read the override",
     )
-    assert problem.fix == "quote text with commas, and close brackets and braces"
+    assert problem.fix == "'env.total_num_envs=[1]'"
 
 
 @pytest.mark.parametrize(

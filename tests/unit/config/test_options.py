@@ -22,7 +22,7 @@ WRONG = {  # command line -> the fix
     "train hybrid_ppo -gamma 0.9": "algorithm.gamma=0.9",
     "train hybrid_ppo --lr=1e-3": "actor.optimizer.lr=1e-3",
     "train hybrid_ppo --algorithm.gamma 0.9": "algorithm.gamma=0.9",
-    "train hybrid_ppo --resume": "resume=<a value>",
+    "train hybrid_ppo --resume": "resume=auto",
     "train --config hybrid_ppo": "--config-name hybrid_ppo",
     "train --config-nam hybrid_ppo": "--config-name hybrid_ppo",
     "train hybrid_ppo --cfg jb": "--cfg job",

@@ -83,6 +83,11 @@ def compute_dict(
     return {"score": score, "acc": True, "pred": solution_str}
 
 
+def length_of_solution(data_source: str, solution_str: str, **kwargs: Any) -> float:
+    """Reads no right answer."""
+    return float(len(solution_str))
+
+
 async def compute_async(solution_str: str, ground_truth: str, **kwargs: Any) -> float:
     await asyncio.sleep(0)
     return float(solution_str == ground_truth)
@@ -120,6 +125,20 @@ class Brief:
 
     def __call__(self, transcript: Transcript) -> float:
         return float(len(transcript.answer) <= self._most)
+
+
+def in_completions(completions: list[str], answer: list[str]) -> list[float]:
+    return [float(right in c) for c, right in zip(completions, answer, strict=True)]
+
+
+def in_solution(solution_str: str, ground_truth: str, **kwargs: Any) -> float:
+    return float(ground_truth in solution_str)
+
+
+def in_answers(
+    prompts: list[str], answers: list[str], labels: list[str]
+) -> list[float]:
+    return [float(right in a) for a, right in zip(answers, labels, strict=True)]
 
 
 class BriefInLists:

@@ -82,7 +82,8 @@ class GymnasiumVector:
         # Returns are of the environments' own rewards, learning is by those of their wrappers; None: they are the same
         self._own_rewards = [each for env in envs if (each := own_rewards(env))] or None
         # Rewards below a user's wrapper whose rewards count, until it has changed one; None: nothing is compared
-        self._below = [each for env in envs if (each := rewards_below(env))] or None
+        below = [layer for env in envs if (layer := rewards_below(env))]
+        self._below: list[RewardsBelow] | None = below or None
         encoding = encoding_of(envs[0].observation_space)
         assert encoding is not None, "describe has refused it"
         # Observations of a step: [B, *O]

@@ -713,7 +713,7 @@ def check_task(
     are compared by their messages.
     """
     from rlplace.envs.text.held_out import held_out_warnings
-    from rlplace.envs.text.probe import WARNING, probe_problems, row_problems
+    from rlplace.envs.text.probe import WARNINGS, probe_problems, row_problems
     from rlplace.envs.text.rewards import find_rewards, named_reward
 
     problems: list[Problem] = []
@@ -749,7 +749,7 @@ def check_task(
             samples=samples_per_prompt,
             eval_samples=eval_samples if evaluated else None,
         )
-    sound = all(problem.code == WARNING for problem in problems)
+    sound = all(problem.code in WARNINGS for problem in problems)
     if evaluated and len(tasks) == len(seeds) and sound:
         problems += held_out_warnings(
             tasks["train"], tasks["held_out"], eval_prompts, rendered

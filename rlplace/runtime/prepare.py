@@ -32,7 +32,7 @@ from rlplace.envs.registry import (
     missing_library,
 )
 from rlplace.envs.text.held_out import WARNINGS
-from rlplace.envs.text.probe import WARNING as SEES_ONE
+from rlplace.envs.text.probe import WARNINGS as OF_REWARDS
 from rlplace.errors import (
     ClusterError,
     ConfigError,
@@ -166,7 +166,7 @@ def prepare(
     if topology is None:
         topology = declared_topology(config.cluster, places)
     found = check_env(config, places)
-    can_run = (*WARNINGS, SEES_ONE, unplaced.WARNING)
+    can_run = (*WARNINGS, *OF_REWARDS, unplaced.WARNING)
     problems = [each for each in found if each.code not in can_run]
     warnings = [each for each in found if each.code in can_run]
     try:

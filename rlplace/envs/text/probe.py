@@ -16,12 +16,15 @@ from rlplace.envs.text.graders import Graded, ProcessGrader
 from rlplace.envs.text.rewards import Case, Reward, find_reward
 from rlplace.envs.text.right_answers import written_answers
 from rlplace.envs.text.rows import bad_row
-from rlplace.envs.text.signatures import depends_on_others
+from rlplace.envs.text.signatures import depends_on_others, wants_right_answer
 from rlplace.errors import Problem, RewardError
 from rlplace.units import clipped
 
-# Code of the warning about a function that compares the answers of a list, and gets one
-WARNING = "reward-sees-one-answer"
+# Codes of the warnings about a function that compares the answers of a list, and gets one, and about a function that
+# gets no right answers
+_SEES_ONE = "reward-sees-one-answer"
+_NO_LABELS = "reward-without-labels"
+WARNINGS = (_SEES_ONE, _NO_LABELS)
 # Suffixes that make answers of the probe's answer: equal ones and others, of different lengths, right and wrong
 _OTHERS = ("", "", " ", " and so on, with some more words", "!" * 200)
 # Equal answers in the list that a function over lists gets: it returns a reward for each
@@ -47,9 +50,10 @@ def probe_problems(
     """Call each reward function for one row of the task, with the right answer of the row. Return the problems.
 
     A function has a problem if it refuses its arguments or facts, raises an error, or returns no number: each run would
-    end. A function that compares the answers of a list has the problem `WARNING` if its lists have one answer, which
-    does not prevent a run. Functions of the user are called in a process with the limits `timeout_s` and
-    `memory_bytes`. `own`: whether functions of the user are called at all. `samples`: number of answers to a prompt.
+    end. Two problems do not prevent a run (`WARNINGS`): a function compares the answers of a list, and its lists have
+    one answer; a function has a parameter for right answers, and the task has none. Functions of the user are called in
+    a process with the limits `timeout_s` and `memory_bytes`. `own`: whether functions of the user are called at all.
+    `samples`: number of answers to a prompt.
     `eval_samples`: the same in an evaluation, which has no reward components; None: there is no evaluation.
     """
     told = _probe(task)
@@ -64,6 +68,10 @@ def probe_problems(
             limit_s = min(timeout_s, _LONGEST_S)
             problems = _of_own(reward, told, key, limit_s, memory_bytes)
             found += problems
+            leaf = "function" if reward.key else "name"
+            if not problems and _lacks_right_answer(reward, told):
+                where = f"{key}.{leaf}"
+                found.append(codes.problem(_NO_LABELS, where, reward.written))
             # Where the lists of the function have one answer
             error = ""
             if samples == 1:
@@ -73,9 +81,9 @@ def probe_problems(
             if not error or problems:
                 continue
             if _compares_answers(reward, told, limit_s, memory_bytes):
-                leaf = "function" if reward.key else "name"
+                where = f"{key}.{leaf}"
                 found.append(
-                    codes.problem(WARNING, f"{key}.{leaf}", reward.written, error=error)
+                    codes.problem(_SEES_ONE, where, reward.written, error=error)
                 )
     return found
 
@@ -247,6 +255,13 @@ def _compares_answers(
         except RewardError:
             return False
     return done[0][1][reward.name] == 1.0
+
+
+def _lacks_right_answer(reward: Reward, told: Transcript) -> bool:
+    """Return whether a function has a parameter for the right answers, and the task has none."""
+    if told.facts.get("answer") is not None:
+        return False
+    return wants_right_answer(find_reward(reward.written))
 
 
 def _problem(

@@ -36,6 +36,8 @@ GIVEN: Mapping[Form, tuple[str, ...]] = {
 }
 # Forms of functions that take lists, with an entry for each answer
 LISTS: frozenset[Form] = frozenset({"lists", "trl", "openrlhf", "verl_lists"})
+# Parameters that get the right answer of a row
+_RIGHT = ("labels", "ground_truth", "ground_truths")
 # The entry of a mapping that is the reward
 _SCORES = ("score", "rewards", "reward")
 
@@ -64,6 +66,13 @@ def parameters_of(function: Callable[..., Any]) -> Mapping[str, inspect.Paramete
         parameters.pop(next(iter(parameters), ""), None)
         return parameters
     return inspect.signature(function).parameters
+
+
+def wants_right_answer(function: Callable[..., Any]) -> bool:
+    """Return whether a reward function has a parameter that gets the right answer of a row."""
+    if form_of(function) in ("transcript", "trl"):
+        return False
+    return any(name in _RIGHT for name in parameters_of(function))
 
 
 def adapted(
@@ -151,7 +160,8 @@ def _given(form: Form, transcript: Transcript, chat: bool) -> dict[str, Any]:
     """Return the arguments of a function of this form, by name. `chat`: whether prompts are messages of a chat."""
     facts = transcript.facts
     prompt = prompt_text(transcript)
-    answer = answer_text(transcript)
+    # What tools and environments have replied is no answer of the policy
+    answer = "\n".join(transcript.answers)
     right = facts.get("answer")
     if form == "trl":
         columns = {str(name): [value] for name, value in facts.items()}
@@ -162,7 +172,8 @@ def _given(form: Form, transcript: Transcript, chat: bool) -> dict[str, Any]:
             }
         return columns | {"prompts": [prompt], "completions": [answer]}
     if form == "openrlhf":
-        return {"queries": [prompt + answer], "prompts": [prompt], "labels": [right]}
+        query = prompt + answer_text(transcript)
+        return {"queries": [query], "prompts": [prompt], "labels": [right]}
     if form == "lists":
         return {"prompts": [prompt], "answers": [answer], "labels": [right]}
     # verl

@@ -258,6 +258,30 @@ def test_a_function_that_compares_answers_is_told(
 
 
 @pytest.mark.parametrize(
+    ("name", "answer", "told"),
+    [
+        ("reward_list", "solution", False),
+        ("reward_list", None, True),
+        ("length_of_solution", None, False),
+        ("own_length", None, False),
+    ],
+)
+def test_a_function_that_gets_no_right_answers_is_told(
+    tmp_path: Path, name: str, answer: str | None, told: bool
+) -> None:
+    """It compares each answer with None, and all rewards are equal."""
+    module = ODD if name == "own_length" else FOREIGN
+    config = TextEnvConfig(
+        task="prompts",
+        kwargs={**written(tmp_path, [{"solution": "4"}]), "answer": answer},
+        rewards=(RewardFunctionConfig(name=f"{module}:{name}"),),
+        chat=False,
+    )
+    problems = check_task(config, seed=0, evaluated=False, samples_per_prompt=2)
+    assert [problem.code for problem in problems] == ["reward-without-labels"] * told
+
+
+@pytest.mark.parametrize(
     ("samples", "eval_samples", "fix"),
     [
         (4, None, ""),

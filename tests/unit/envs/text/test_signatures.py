@@ -74,6 +74,14 @@ def test_functions_work_as_they_are(name: str, right: float) -> None:
     assert value(name) == right
 
 
+@pytest.mark.parametrize("name", ["in_completions", "in_solution", "in_answers"])
+def test_a_reply_of_the_environment_is_no_answer(name: str) -> None:
+    """A tool that returns the right answer earns nothing."""
+    told = dataclasses.replace(TOLD, answers=("ask", "no"), replies=("4",))
+    assert value(name, told) == 0
+    assert value(name, dataclasses.replace(told, answers=("ask", "4"))) == 1
+
+
 @pytest.mark.parametrize(
     "name",
     [

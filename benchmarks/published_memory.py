@@ -88,9 +88,9 @@ loss), where rlplace makes tiles.
 
 ## What is not there
 
-Published runs of reinforcement learning with all settings are few. Quantised weights, pipelines, images and families
-that the planner does not count itself are left out. So is every figure whose settings are not all given: batch, length,
-dtypes, sharding, what is recomputed, the version."""
+Published runs of reinforcement learning with all settings are few. Quantised weights, autocast (which keeps inputs of
+layers in float32), pipelines, images and families that the planner does not count itself are left out. So is every
+figure whose settings are not all given: batch, length, dtypes, sharding, what is recomputed, the version."""
 
 
 class Row(NamedTuple):

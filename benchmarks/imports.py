@@ -24,6 +24,7 @@ import json
 import re
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -267,17 +268,31 @@ def resolved(library: str, root: Path, path: Path) -> dict[str, Any]:
             words = [word for word, _ in launch_of(path).words]
         except ProblemsError as error:
             raise Unresolved(error.problems[0].what) from error
-    done = subprocess.run(
-        [sys.executable, str(_RESOLVED), library, str(root), str(path), *words],
-        capture_output=True,
-        text=True,
-        timeout=900,
-        check=False,
-    )
-    if done.returncode:
-        raise Unresolved(done.stderr.strip().rpartition("\n")[2][:300])
-    mapping: dict[str, Any] = json.loads(done.stdout.rpartition("\n@@")[2])
+    resolver = resolver_of(library, root)
+    assert resolver.stdin is not None
+    assert resolver.stdout is not None
+    with tempfile.NamedTemporaryFile() as output:
+        request = [output.name, str(path), *words]
+        resolver.stdin.write(json.dumps(request) + "\n")
+        resolver.stdin.flush()
+        code = resolver.stdout.readline().strip()
+        said = Path(output.name).read_text(encoding="utf-8", errors="replace")
+    if code != "0":
+        raise Unresolved(said.strip().rpartition("\n")[2][:300] or "no parser here")
+    mapping: dict[str, Any] = json.loads(said.rpartition("\n@@")[2].split("\n")[0])
     return mapping
+
+
+@functools.cache
+def resolver_of(library: str, root: Path) -> subprocess.Popen[str]:
+    """Return a process that resolves files of a library, one for each line of its input."""
+    return subprocess.Popen(
+        [sys.executable, str(_RESOLVED), library, str(root)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+    )
 
 
 def commit_of(root: Path) -> str:

@@ -1,9 +1,12 @@
 """Print the settings of one file of another library as the library itself resolves them: `@@` and JSON.
 
     python benchmarks/imports_resolved.py LIBRARY CHECKOUT FILE [WORD ...]
+    python benchmarks/imports_resolved.py LIBRARY CHECKOUT
 
-WORD: the words of the launch, for a script. The parser of the library runs; what it imports and is not installed is a
-stub that takes everything. Without a network and without a GPU. `benchmarks/imports.py` calls it.
+WORD: the words of the launch, for a script. Without FILE, each line of the input is a JSON list [file for the output,
+FILE, WORD, ...]; what the library imports is imported once, and an exit code is printed for each line. The parser of
+the library runs; what it imports and is not installed is a stub that takes everything. Without a network and without a
+GPU. `benchmarks/imports.py` calls it.
 """
 
 from __future__ import annotations
@@ -12,6 +15,7 @@ import argparse
 import ast
 import contextlib
 import dataclasses
+import functools
 import importlib.abc
 import importlib.machinery
 import importlib.util
@@ -21,6 +25,7 @@ import re
 import runpy
 import shlex
 import sys
+import traceback
 import types
 import typing
 from collections.abc import Mapping, Sequence
@@ -243,8 +248,9 @@ class Machine:
         isdir = staticmethod(lambda _: False)
 
 
-def slime(root: Path, file: Path, words: Sequence[str]) -> Any:
-    """Parse the words of a launch with slime's parser and its checks, on top of Megatron's.
+@functools.cache
+def slime_parsers(root: Path) -> tuple[Any, Any]:
+    """Return the modules of the arguments of slime, and of Megatron in slime.
 
     The folder of Megatron-LM is the variable MEGATRON_LM. SGLang's arguments are those of `ServerArguments`.
     """
@@ -274,11 +280,17 @@ def slime(root: Path, file: Path, words: Sequence[str]) -> Any:
     transformers.AutoConfig.from_pretrained = lambda *a, **k: None
     arguments = importlib.import_module("slime.utils.arguments")
     vars(arguments)["os"] = Machine
+    of_megatron = importlib.import_module("slime.backends.megatron_utils.arguments")
+    return arguments, of_megatron
+
+
+def slime(root: Path, file: Path, words: Sequence[str]) -> Any:
+    """Parse the words of a launch with slime's parser and its checks, on top of Megatron's."""
+    arguments, of_megatron = slime_parsers(root)
     sys.argv = ["train.py", *words]
     adds = arguments.get_slime_extra_args_provider()
     before = arguments._pre_parse_mode()
     engines = vars(arguments.sglang_parse_args())
-    of_megatron = importlib.import_module("slime.backends.megatron_utils.arguments")
     made = of_megatron.megatron_parse_args(extra_args_provider=adds)
     for block in (vars(before), engines):
         for name, value in block.items():
@@ -422,6 +434,9 @@ class Only(Stubs):
         return None
 
 
+_IMPORTED_ONCE = {
+    "trl": ("torch", "datasets", "transformers.training_args", "peft", "accelerate"),
+}
 _LIBRARIES = {
     "verl": verl,
     "rlinf": of_yaml,
@@ -435,10 +450,41 @@ _LIBRARIES = {
 }
 
 
+def serve(library: str, root: Path) -> None:
+    """Resolve the files that the input names, each in a process that is forked once the library is imported."""
+    for name in _IMPORTED_ONCE.get(library, ()):
+        importlib.import_module(name)
+    if library == "slime":
+        slime_parsers(root)
+    for line in sys.stdin:
+        into, *words = json.loads(line)
+        child = os.fork()
+        if child == 0:
+            output = os.open(into, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+            os.dup2(output, 1)
+            os.dup2(output, 2)
+            code = 1
+            try:
+                code = main([library, str(root), *words])
+            except SystemExit as error:
+                print(error)
+            except BaseException:  # noqa: BLE001 - any fault of another library
+                traceback.print_exc()
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os._exit(code)
+        _, status = os.waitpid(child, 0)
+        print(os.waitstatus_to_exitcode(status), flush=True)
+
+
 def main(words: list[str]) -> int:
-    library, root, file, *rest = words
+    library, root, *rest = words
     if library not in _LIBRARIES:
         raise SystemExit(f"{library} has no parser that runs here")
+    if not rest:
+        serve(library, Path(root))
+        return 0
+    file, *rest = rest
     mapping = _LIBRARIES[library](Path(root), Path(file), rest)
     print("\n@@" + json.dumps(mapping, default=str))
     return 0

@@ -152,7 +152,14 @@ class CommandLine:
         stands for the config of tasks, and so does an override `task=...` without a name. Raises ConfigError for an
         unknown flag.
         """
-        flags = _parser().parse_intermixed_args([readable(word) for word in argv])
+        words = [readable(word) for word in argv]
+        parser = _parser()
+        try:
+            flags = parser.parse_intermixed_args(words)
+        except ConfigError:
+            # All unknown options at once
+            parser.refuse_unknown(words, FLAGS)
+            raise
         given = [
             Path(at_home(folder)).resolve()
             for folder in (*flags.config_dir, flags.config_path)
@@ -347,13 +354,14 @@ def _unknown_config(line: CommandLine) -> ConfigError:
             stem=line.name.removesuffix(".yml"),
         )
     file = Path(line.name)
-    if file.is_symlink() and not file.exists():
+    link = Path(f"{line.name}.yaml")
+    if link.is_symlink():
         return config_error(
             "unknown-config",
             "--config-name",
-            line.name,
+            str(link),
             error="broken-link",
-            target=str(file.readlink()),
+            target=str(link.readlink()),
         )
     if file.suffix in (".json", ".py", ".txt", ".toml") and file.is_file():
         which = "other-file" if file.suffix != ".py" else "python-file"
@@ -946,6 +954,10 @@ def _declared(key: str, name: str, line: CommandLine) -> str:
         # Another product is another cluster
         if near is not None and near.partition("x")[2].lower() != of_product:
             near = None
+        # A name that ends early
+        longer = [other for other in known if other.lower().startswith(name.lower())]
+        if near is None and len(longer) == 1:
+            near = longer[0]
     if near is None and group == TASK:
         near = _task_of(name, known)
     raise config_error(
@@ -969,7 +981,9 @@ def _cluster_of_size(name: str, folders: Sequence[Path]) -> str | None:
     `folders`: folders with configs.
     """
     number, _, product = name.partition("x")
-    for known in group_names(CLUSTER, folders):
+    # The smallest first
+    declared = sorted(group_names(CLUSTER, folders), key=lambda of: (len(of), of))
+    for known in declared:
         if known.partition("x")[2].lower() != product.lower() or not number.isdecimal():
             continue
         files = [folder / CLUSTER / f"{known}.yaml" for folder in folders]

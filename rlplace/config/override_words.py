@@ -42,7 +42,9 @@ def meant_by(
     closed = _closed(word)
     if closed != word and parses(closed):
         return Meant("not-closed-word", {"closed": closed})
-    colons = f"{key}={re.sub(r'=(?=[^={}]*[,}])', ': ', value)}"
+    # {"a"=1} and {'a': 1} have another form than {a: 1}
+    plain_keys = re.sub(r"([{,]\s*)['\"]?(\w+)['\"]?\s*[=:]\s*", r"\1\2: ", value)
+    colons = f"{key}={plain_keys}"
     if value.startswith("{") and parses(colons):
         return Meant("colons-in-braces", {"colons": colons})
     return None

@@ -350,9 +350,9 @@ def test_what_no_machine_could_run(
     found = problems(config(tmp_path, **(blocks | actor)), without_machine)
     assert [(p.code, p.key) for p in found] == ([] if code is None else [(code, key)])
     fix = (
-        "actor.optimizer.kind=adamw_master"
+        "actor.optimizer.kind: adamw_master"
         if "optimizer" not in actor["actor"]
-        else "actor.weights=fp32"
+        else "actor.weights: fp32"
     )
     assert code != "rounded-away" or found[0].fix == fix
     assert code != "unknown-task" or str(found[0].source) == "mine.yaml:9"

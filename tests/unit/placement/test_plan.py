@@ -75,7 +75,7 @@ def test_environments_must_divide_and_reach_every_rank_and_what_is_proposed_does
     assert codes(envs=60) == ["uneven-envs"]
     assert codes(one_env, envs=2, groups=1) == ["rank-without-rows"] * 2
     with pytest.raises(
-        PlacementError, match="one of\n *total_num_envs: 64\n *total_num_envs: 56"
+        PlacementError, match=r"one of\n *total_num_envs: 64\n *total_num_envs: 56"
     ):
         plan(envs=60)
     with pytest.raises(PlacementError, match="total_num_envs: 8 "):

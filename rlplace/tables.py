@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Collection, Iterable, Sequence
 
 GAP = 3  # spaces between two columns
@@ -35,6 +36,20 @@ def table(
                 cells.append(cell.ljust(widths[at]))
         lines.append((" " * gap).join(cells).rstrip())
     return lines
+
+
+def with_whole_word(head: str, word: str, *, indent: int = 0, joined: str = "") -> str:
+    """Return `head` and `word`, such as a path, in one line; in two lines if that keeps the terminal from breaking it.
+
+    `indent`: number of spaces before a word in a second line; none if the word has no room behind them. `joined`: what
+    ends the first of two lines, such as the backslash of a command.
+    """
+    columns = shutil.get_terminal_size().columns
+    if len(f"{head} {word}") <= columns or len(word) > columns:
+        return f"{head} {word}"
+    if indent + len(word) > columns:
+        indent = 0
+    return f"{head.rstrip()}{joined}\n{' ' * indent}{word}"
 
 
 def chapter(title: str, lines: Iterable[str]) -> str:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import shlex
-import shutil
 from pathlib import Path
 from typing import Any
 
 from rlplace.checkpoints.checkpoint import Checkpoint
 from rlplace.checkpoints.find import folders_of
+from rlplace.tables import with_whole_word
 
 POLICY = "policy.safetensors"  # file of a simulator policy, beside its config.yaml
 _MODEL = "policy"  # name of the folder of a language model
@@ -45,8 +45,8 @@ class Trained:
 def where(run: Path) -> str:
     """Return the last lines that a run prints: its newest saved policy, and the command that plays this policy.
 
-    A command that is wider than the terminal is broken before its last word, so that it can still be pasted. `run`:
-    folder of the run.
+    A line that is wider than the terminal is broken before its last word, so that the path is whole and the command can
+    be pasted. `run`: folder of the run.
     """
     saved = [
         *folders_of(run)[:1],
@@ -55,9 +55,11 @@ def where(run: Path) -> str:
     if not saved:
         return "policy     none: the run ended before it had saved one"
     newest = max(saved, key=lambda path: path.stat().st_mtime_ns)
-    head = "played by  python -m rlplace.evaluate"
-    word = shlex.quote(str(run))
-    command = f"{head} {word}"
-    if len(command) > shutil.get_terminal_size().columns:
-        command = f"{head} \\\n{' ' * _HEAD}{word}"
-    return f"policy     {newest}\n{command}"
+    policy = with_whole_word(f"{'policy':<{_HEAD - 1}}", str(newest), indent=_HEAD)
+    command = with_whole_word(
+        f"{'played by':<{_HEAD}}python -m rlplace.evaluate",
+        shlex.quote(str(run)),
+        indent=_HEAD,
+        joined=" \\",
+    )
+    return f"{policy}\n{command}"

@@ -21,6 +21,7 @@ from rlplace.report import learning
 from rlplace.report.learning import LearningWatch
 from rlplace.report.sinks import score_text
 from rlplace.report.utilisation import SYNC, usage_rows
+from rlplace.tables import with_whole_word
 from rlplace.units import show_bytes
 
 # Attributes of a Progress that go into a checkpoint as they are.
@@ -439,7 +440,7 @@ Rows = Iterable[tuple[str, str]]  # head, text
 
 
 def summary_text(report: Mapping[str, Any]) -> str:
-    """Return the summary of a run as text for the console. Lines with the name of a file are not wrapped.
+    """Return the summary of a run as text for the console. The name of a file is never wrapped.
 
     `report`: the result of `summary`, with the run's `memory`, `waits` and `utilisation`.
     """
@@ -467,8 +468,13 @@ def summary_text(report: Mapping[str, Any]) -> str:
     lines = [""]
     for head, text in rows:
         lines.append(fitted(f"{head:<{_HEAD}}{text}", _HEAD))
-    for head, text in (*_checkpoint_rows(report), ("files", report["folder"])):
-        lines.append(f"{head:<{_HEAD}}{text}")
+    if checkpoint := report.get("checkpoint"):
+        head = f"{'checkpoint':<{_HEAD - 1}}"
+        lines.append(with_whole_word(head, str(checkpoint), indent=_HEAD))
+        saved = f"saving took {report['save_s']:.1f} s; resume=auto goes on with it"
+        lines.append(fitted(f"{'':<{_HEAD}}{saved}", _HEAD))
+    head = f"{'files':<{_HEAD - 1}}"
+    lines.append(with_whole_word(head, report["folder"], indent=_HEAD))
     return "\n".join(lines)
 
 
@@ -540,13 +546,6 @@ def _seconds_rows(report: Mapping[str, Any]) -> Rows:
         yield "overhead", f"{share} of training was outside of the workers' methods"
     else:
         yield "overhead", f"{share} of training was neither {_OVERHEAD}"
-
-
-def _checkpoint_rows(report: Mapping[str, Any]) -> Rows:
-    checkpoint = report.get("checkpoint")
-    if checkpoint:
-        yield "checkpoint", str(checkpoint)
-        yield "", f"saving took {report['save_s']:.1f} s; resume=auto goes on with it"
 
 
 def _simulated_rows(report: Mapping[str, Any]) -> Rows:

@@ -85,6 +85,7 @@ from rlplace.runtime import inputs
 from rlplace.runtime.inputs import INPUTS
 from rlplace.runtime.saving import Saving
 from rlplace.signals import Signals, Stopped
+from rlplace.tables import with_whole_word
 from rlplace.workers.launch.cluster import Cluster
 from rlplace.workers.launch.group import WorkerGroup, first_failure_s
 from rlplace.workers.launch.heartbeat import Heartbeat
@@ -278,7 +279,7 @@ def _run(
     if resumed is None and (begins := job.job.start_text(job.config)):
         _tell(begins)
     workers = ", ".join(f"{placement.world_size(c)} {c}" for c in placement.components)
-    print(f"starting {workers} workers", flush=True)
+    _tell(fitted(f"starting {workers} workers"))
     progress = job.progress
     before = {} if resumed is None else resumed.values(RUN)
     if before:
@@ -352,7 +353,7 @@ def _run(
         note = f"(what workers print: {LOGS}/)"
         files = f"files: {folder}   {note}"
         if len(files) > shutil.get_terminal_size().columns:
-            files = f"files: {folder}\n  {note}"
+            files = f"{with_whole_word('files:', str(folder))}\n  {note}"
         _tell(files)
         channels = {
             name: channel
@@ -494,7 +495,7 @@ def _cluster(job: JobSpec, folder: Path) -> Cluster:
         cluster,
         topology,
         shared_bytes=shared,
-        tell=_tell,
+        tell=lambda line: _tell(fitted(line, 4)),
         workers=job.workers.values(),
         output=folder / LOGS,
         variables=variables_of(job.config, job.job.variables(job.config)),
@@ -730,7 +731,11 @@ def _report(
                 write_whole(folder / "summary.json", text)
     print(summary_text(ended), flush=True)
     for page in pages(folder):
-        _tell(f"curves     {page}")
+        # The last word of a command is a path; an address is one word
+        command, _, last = page.rpartition(" ")
+        head = f"curves     {command}" if command else "curves    "
+        joined = " \\" if command else ""
+        _tell(with_whole_word(head, last, indent=11, joined=joined))
     if iterations := list(loop.log.iterations):
         try:
             picture = render_timeline(

@@ -37,9 +37,9 @@ def played(
     text: str, run: Finished, saved: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The last lines name what was saved, and their command can be pasted."""
-    start = f"policy     {run.folder}/{saved}\nplayed by  python -m rlplace.evaluate "
-    assert start in text
-    words = shlex.split(text.partition(start)[2].replace("\\\n", " "))
+    assert f"policy {run.folder}/{saved} played by " in " ".join(text.split())
+    command = text.partition("played by  python -m rlplace.evaluate ")[2]
+    words = shlex.split(command.replace("\\\n", " "))
     assert words == [str(run.folder)]
     assert evaluate.main([*words, "episodes=2"]) == 0
     assert "Script-v0" in capsys.readouterr().out

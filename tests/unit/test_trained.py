@@ -10,7 +10,7 @@ import pytest
 from rlplace.trained import POLICY, where
 
 
-@pytest.mark.parametrize("width", [50, 80, 200])
+@pytest.mark.parametrize("width", [50, 60, 80, 120, 200])
 def test_the_command_is_broken_between_words_and_can_be_pasted(
     width: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -19,9 +19,11 @@ def test_the_command_is_broken_between_words_and_can_be_pasted(
     run = Path("runs/a b/2026-11-28_19-03-12")
     run.mkdir(parents=True)
     (run / POLICY).touch()
-    policy, *command = where(run).splitlines()
-    assert policy == f"policy     {run}/{POLICY}"
-    assert (len(command) == 1) == (width > 50)
+    policy, _, played = where(run).partition("\nplayed by")
+    command = f"played by{played}".splitlines()
+    assert policy.split() == f"policy {run}/{POLICY}".split()
+    assert max(map(len, policy.splitlines())) <= max(width, len(f"{run}/{POLICY}"))
+    assert (len(command) == 1) == (width > 60)
     assert max(map(len, command)) <= width
     # A shell joins lines that end in a backslash.
     words = shlex.split("".join(command).replace("\\", ""))

@@ -15,6 +15,7 @@ from tests.lm_ranks import ADAM, LmScenario, Outcome, run_lm_ranks
 QUICK = ADAM | {"lr": 1e-2}
 SLOW = {
     ("one step", 4),
+    ("near itself without factors", 2),
     ("near itself without factors", 4),
     ("several steps", 2),
     ("critic with factors", 2),

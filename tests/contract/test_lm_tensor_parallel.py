@@ -97,7 +97,14 @@ SCENARIOS: dict[str, tuple[str, int, tuple[int, int], LmScenario]] = {
     ),
 }
 
-SLOW = {"factors, merged", "critic, nothing recomputed", "tokens of two copies, critic"}
+SLOW = {
+    "norms of heads",
+    "two copies, tied, several steps",
+    "factors, merged",
+    "critic, nothing recomputed",
+    "tokens, several steps and rows of a sequence",
+    "tokens of two copies, critic",
+}
 
 
 @functools.cache

@@ -42,7 +42,7 @@ def assert_foreseen(ranks: Sequence[Sequence[Reading]], *stages: str) -> None:
 @pytest.mark.parametrize(
     "job",
     [
-        {},
+        pytest.param({}, marks=pytest.mark.slow),
         pytest.param(
             {"block": {"on_host": True, "dtype": "bf16"}}, marks=pytest.mark.slow
         ),

@@ -83,6 +83,7 @@ def test_weights_are_shared_on_an_accelerator_and_broadcast_to_others(
     assert reduce_metrics(pulled)["sampler/pull_bytes"] == 3 * size
 
 
+@pytest.mark.slow
 def test_one_source_serves_two_targets_at_one_store(cluster: Cluster) -> None:
     groups = started(
         cluster,
@@ -160,6 +161,7 @@ def test_a_lost_source_frees_its_targets(cluster: Cluster) -> None:
         pushing.wait(PATIENCE_S)
 
 
+@pytest.mark.slow
 def test_ranks_that_restart_together_meet_again(cluster: Cluster) -> None:
     learner, sampler = pair(cluster)
     for group in (learner, sampler):

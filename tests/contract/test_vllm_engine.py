@@ -300,6 +300,7 @@ def test_vllms_own_allocator_unmaps_and_maps_each_page_once(
     assert bool(copied) is (level == 1)
 
 
+@pytest.mark.slow  # builds vLLM once more
 def test_keys_and_values_of_8_bits_take_a_quarter_and_are_nearly_right(
     build: Build, weights: Mapping[str, Tensor], expected: np.ndarray
 ) -> None:

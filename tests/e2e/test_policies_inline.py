@@ -60,6 +60,7 @@ def test_several_choices_at_once_are_learned(tmp_path: Path) -> None:
     assert run.summary()["return_last"] >= 8.5
 
 
+@pytest.mark.slow
 def test_an_image_and_numbers_in_a_dict_are_learned_from_together(
     tmp_path: Path,
 ) -> None:

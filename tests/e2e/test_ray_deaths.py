@@ -151,6 +151,7 @@ def test_a_process_of_ray_that_stands_still_is_named(
     assert checkpoint.iteration >= summary["iterations"] - behind
 
 
+@pytest.mark.slow
 def test_a_raylet_that_stands_still_for_some_seconds_ends_no_run(
     tmp_path: Path,
 ) -> None:

@@ -80,7 +80,7 @@ def test_prompts_that_short_rounds_have_left_are_asked_after_a_resume(
     assert [line["env/prompts_left"] for line in run.metrics()] == [2, 2, 0, 2]
 
 
-@pytest.mark.parametrize("short_rounds", [0, 2])
+@pytest.mark.parametrize("short_rounds", [0, pytest.param(2, marks=pytest.mark.slow)])
 def test_no_prompt_is_skipped_or_asked_twice_with_another_number_of_prompts(
     short_rounds: int,
     model: Path,

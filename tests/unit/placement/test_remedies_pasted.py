@@ -94,7 +94,9 @@ def test_what_is_too_small_because_it_is_emulated_says_so() -> None:
     kind = "cluster.accelerator.kind=emulated cluster.accelerator.memory=1GiB"
     (composed,) = with_hydra(words(f"collocated_grpo_llm {kind}"))
     (shortage, *_) = prepare(composed.mapping).view.shortages
-    assert "each is emulated with 1 GiB, set by cluster.accelerator.memory" in shortage.why
+    assert (
+        "each is emulated with 1 GiB, set by cluster.accelerator.memory" in shortage.why
+    )
 
 
 def test_the_largest_micro_batch_is_one_that_the_batch_checks_accept() -> None:

@@ -145,7 +145,11 @@ def test_two_ranks_say_the_same_of_groups_that_come_one_by_one(
 
 
 @pytest.mark.parametrize(
-    ("way", "ranks", "tokens"), [("whole", 4, 2), ("sharded on the host", 4, 1)]
+    ("way", "ranks", "tokens"),
+    [
+        ("whole", 4, 2),
+        pytest.param("sharded on the host", 4, 1, marks=pytest.mark.slow),
+    ],
 )
 def test_ranks_that_cut_a_model_and_tokens_say_the_same(
     policy: Path, way: str, ranks: int, tokens: int

@@ -59,6 +59,30 @@ def test_the_command_finds_the_same_returns(
     assert found["return"]["mean"] == pytest.approx(last)
 
 
+def test_episodes_of_an_evaluation_depend_on_its_own_seed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = train(
+        "hybrid_ppo",
+        tmp_path,
+        *EVALUATED,
+        *placed("0", "0", "1"),
+        "runner.total_iterations=1",
+        "runner.eval_every=1",
+        "runner.seed=5",
+        "+env.eval_seed=3",
+    )
+    assert run.code == 0, run.err
+    means: dict[int, float] = {}
+    for seed in (0, 3, 5):
+        words = [str(run.folder), "episodes=5", f"seed={seed}", "--format", "json"]
+        assert main(words) == 0
+        means[seed] = json.loads(capsys.readouterr().out)["return"]["mean"]
+    last = run.summary()["evaluations"]["1"]
+    assert means[3] == pytest.approx(last)
+    assert last not in (means[0], means[5])
+
+
 def test_every_evaluation_plays_the_same_episodes(tmp_path: Path) -> None:
     """The policy does not change with this rate, so only other episodes could have other returns."""
     run = train(

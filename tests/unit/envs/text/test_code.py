@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import os
 import re
+import subprocess
 import sys
 import tempfile
 from collections.abc import Callable
@@ -676,6 +677,7 @@ def test_code_that_does_not_come_back_passes_nothing(code: str, test: str) -> No
 
 # Replaces names of Python in what the answer process tells of its names
 _TELLS_BUILTINS = """
+import subprocess
 import sys
 Answer = sys.modules['rlplace.envs.text.code.answer'].Answer
 class Any:
@@ -961,6 +963,33 @@ def test_the_share_of_passed_tests_is_a_reward() -> None:
         truncated=False,
     )
     assert unit_tests(transcript) == pytest.approx(2 / 3)
+
+
+_LIMITED = """
+import resource, sys
+from rlplace.envs.text.code import confine
+confine._limit(1 << 40, 5.0)
+names = "AS CPU FSIZE CORE NOFILE NPROC".split()
+print(*[resource.getrlimit(getattr(resource, "RLIMIT_" + name))[1] for name in names])
+try:
+    with open(sys.argv[1], "wb") as file:
+        file.write(bytes(confine.FILE_BYTES + 1))
+except OSError as error:
+    print(error.strerror)
+"""
+
+
+def test_each_limit_of_an_answer_process_is_set(tmp_path: Path) -> None:
+    """Also where the kernel has no namespaces, and files are on a disk."""
+    told = subprocess.run(
+        [sys.executable, "-c", _LIMITED, str(tmp_path / "file")],
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout.splitlines()
+    files = confine._OPEN_FILES
+    assert told[0] == f"{1 << 40} 6 {confine.FILE_BYTES} 0 {files} 1"
+    assert told[1] == "File too large"
 
 
 def test_layers_that_a_machine_lacks_are_told(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -45,8 +45,9 @@ from rlplace.algo.losses import (
 )
 from rlplace.algo.packing import MicroBatch, Packing, SampleSizes, pack, pack_steps
 from rlplace.algo.variants import TokenSamples
+from rlplace.codes import problem
 from rlplace.config.blocks.language_model import LanguageModelJobConfig
-from rlplace.metrics import Metrics
+from rlplace.metrics import MISMATCH, Metrics
 from rlplace.models.causal_lm import ValuedScores
 from rlplace.models.lora import without_factors
 from rlplace.models.packed import Packed, TokenScores
@@ -65,6 +66,8 @@ from rlplace.workers.training.samples import (
 from rlplace.workers.training.trained_model import TrainedLm
 from rlplace.workers.training.variant import variant_of
 
+# Mean difference of log-probabilities in engine and trainer that rounding in 16 or 8 bits does not reach
+_MOST_APART = 0.2
 # From a micro-batch and the totals of its step to its loss, and its partial sums of the step's
 # means by name, float64
 Differentiate = Callable[[MicroBatch, Totals], tuple[Tensor, dict[str, Tensor]]]
@@ -474,12 +477,26 @@ class ActorLearner(LmLearner):
 
         `sampled`: for each micro-batch, log-probabilities by trainer and engine, policy versions, and whether weights
         were cut. `iteration`: equal to the version of the policy that learns. Only tokens that this version has sampled
-        are compared.
+        are compared. If the difference is larger than rounding in 16 or 8 bits makes it, a metric has a note that says
+        so.
         """
         by_trainer, by_engine, versions, cut = (
             torch.cat(parts) for parts in zip(*sampled, strict=True)
         )
-        return mismatch_metrics(by_trainer, by_engine, versions == iteration, cut)
+        found = mismatch_metrics(by_trainer, by_engine, versions == iteration, cut)
+        mean = found[MISMATCH]
+        # Penalties change what the engine draws from
+        differ = mean.weight > 0 and mean.value > _MOST_APART
+        if not differ or self._config.rollout.penalties:
+            return found
+        told = problem(
+            "policies-differ",
+            "rollout.engine",
+            error="engine",
+            difference=f"{mean.value:.3g}",
+        )
+        note = f"{told.key}: {told.what}: {told.why}; {told.fix}"
+        return {**found, MISMATCH: dataclasses.replace(mean, notes=(note,))}
 
     def _corrected(
         self,

@@ -379,6 +379,7 @@ class PolicyLearner:
             found = problem(
                 "policies-differ",
                 "actor.model",
+                error="network",
                 network=self._network,
                 difference=f"{mean:.3g}",
             )

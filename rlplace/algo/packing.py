@@ -16,11 +16,12 @@ from __future__ import annotations
 
 import bisect
 import dataclasses
+import functools
 import heapq
 import itertools
 import math
 import random
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 # Numbers of samples, ascending; empty where a rank only joins the collectives of the others.
@@ -79,32 +80,77 @@ class SampleSizes:
         `picks`: indices of the samples, in ascending order. `most`: the most samples of a unit. `budget`: the most
         tokens of a unit; a single sample may have more.
         """
-        found: list[MicroBatch] = []
-        group_of = self.groups.__getitem__ if self.prompts else None
-        for _, group in itertools.groupby(picks, group_of):
+        return [unit for unit, _ in _units(self, self.sums(picks), most, budget)]
+
+    def sums(self, picks: Sequence[int]) -> list[_Sums]:
+        """Return the sums from which `pack` gets the sizes of units, for each group of `picks`.
+
+        `picks`: indices of samples, in ascending order.
+        """
+        if not self.prompts:
+            return [_Sums([i], [0, self.tokens[i]]) for i in picks]
+        found = []
+        for _, group in itertools.groupby(picks, self.groups.__getitem__):
             members = list(group)
-            first = 0
-            while first < len(members):
-                # The largest part from `first` on within the budget; at least one sample.
-                stops = range(first + 1, min(first + most, len(members)) + 1)
-                fitting = bisect.bisect_right(
-                    stops, budget, key=lambda stop: self.size(members[first:stop])
-                )
-                stop = stops[max(0, fitting - 1)]
-                found.append(tuple(members[first:stop]))
-                first = stop
+            own = (self.tokens[i] - self.prompts[i] for i in members)
+            found.append(_Sums(members, list(itertools.accumulate(own, initial=0))))
         return found
+
+    def shared(self, first: int, readers: int) -> int:
+        """Return the tokens that the shared prompt of a group adds to a micro-batch; 0 if prompts are not shared.
+
+        `first`: the first sample of the group in the micro-batch. `readers`: number of the group's samples there.
+        """
+        if not self.prompts:
+            return 0
+        prompt = self.prompts[first]
+        if readers > 1:
+            return prompt + math.ceil(prompt * readers * self.again)
+        return prompt
+
+
+class _Sums(NamedTuple):
+    """Samples of one group. `own`: for each number of first members, the sum of their tokens without the prompt."""
+
+    members: list[int]
+    own: list[int]
+
+    def size(self, sizes: SampleSizes, first: int, stop: int) -> int:
+        """Return `sizes.size(members[first:stop])`."""
+        shared = sizes.shared(self.members[first], stop - first)
+        return self.own[stop] - self.own[first] + shared
+
+
+def _units(
+    sizes: SampleSizes, groups: Sequence[_Sums], most: int, budget: int
+) -> Iterator[tuple[MicroBatch, int]]:
+    """Yield the units of `SampleSizes.units`, each with its size. `groups`: from `SampleSizes.sums`."""
+    for group in groups:
+        members = group.members
+        first = 0
+        while first < len(members):
+            # The largest part from `first` on within the budget; at least one sample.
+            stop = min(first + most, len(members))
+            whole = group.size(sizes, first, stop)
+            if whole > budget and stop > first + 1:
+                size = functools.partial(group.size, sizes, first)
+                fitting = bisect.bisect_right(range(first + 1, stop), budget, key=size)
+                stop = first + max(1, fitting)
+                whole = group.size(sizes, first, stop)
+            yield tuple(members[first:stop]), whole
+            first = stop
 
 
 class Packing(NamedTuple):
     """The micro-batches of one optimizer step on all ranks. Every sample is in exactly one micro-batch.
 
-    `ranks`: the micro-batches of each rank; all ranks have equally many.
+    `ranks`: the micro-batches of each rank; all ranks have equally many. `tokens`: the size of each of them in tokens.
     `imbalance`: time lost because ranks wait for each other: 0.1 means that the step takes a tenth longer than if all
     ranks had equally many tokens in each micro-batch.
     """
 
     ranks: tuple[tuple[MicroBatch, ...], ...]
+    tokens: tuple[tuple[int, ...], ...]
     imbalance: float
 
     @property
@@ -181,16 +227,17 @@ def pack(
     items: Sequence[int] = range(len(sizes.tokens))
     if picks is not None:
         items = picks
-    units = sizes.units(items, max(1, len(items)), token_budget)
-    least = sum(map(sizes.size, units))
-    most = max(map(len, units), default=1)
+    groups = sizes.sums(items)
+    units = list(_units(sizes, groups, max(1, len(items)), token_budget))
+    least = sum(size for _, size in units)
+    most = max((len(unit) for unit, _ in units), default=1)
     slowest, best = _packed(sizes, units, ranks, token_budget)
 
     # Smaller units divide better and compute shared prompts more often: the fastest is taken.
     latest = slowest
     while most > 1 and latest * ranks > _NEAR * least:
         most = -(-most // 2)  # half, rounded up
-        units = sizes.units(items, most, token_budget)
+        units = list(_units(sizes, groups, most, token_budget))
         latest, packing = _packed(sizes, units, ranks, token_budget)
         if latest < slowest:
             slowest = latest
@@ -199,28 +246,35 @@ def pack(
 
 
 def _packed(
-    sizes: SampleSizes, units: Sequence[MicroBatch], ranks: int, budget: int
+    sizes: SampleSizes,
+    sized_units: Sequence[tuple[MicroBatch, int]],
+    ranks: int,
+    budget: int,
 ) -> tuple[int, Packing]:
-    """Return the duration of the step in tokens, and the packing of `units`.
+    """Return the duration of the step in tokens, and the packing of units.
 
-    The duration is the sum over micro-batches of the tokens of the slowest rank. `sizes`: of all samples. `units`: sets
-    of samples that stay together. `ranks`: number of ranks. `budget`: the most tokens of a micro-batch.
+    The duration is the sum over micro-batches of the tokens of the slowest rank. `sizes`: of all samples.
+    `sized_units`: sets of samples that stay together, each with its size. `ranks`: number of ranks. `budget`: the most
+    tokens of a micro-batch.
     """
-    loads = [sizes.size(unit) for unit in units]
+    units = [unit for unit, _ in sized_units]
+    loads = [size for _, size in sized_units]
     shares = spread(loads, ranks)
     packed = [fit(loads, budget, share) for share in shares]
     number = max(map(len, packed))  # of micro-batches
 
     # Units of each micro-batch -> samples of each micro-batch, and their tokens.
     widened: list[tuple[MicroBatch, ...]] = []
-    tokens: list[list[int]] = []
+    tokens: list[tuple[int, ...]] = []
     for micro_batches, share in zip(packed, shares, strict=True):
         of_rank = []
+        sizes_of_rank = []
         for micro_batch in _widen(micro_batches, share, loads, number, budget):
             samples = itertools.chain(*(units[unit] for unit in micro_batch))
             of_rank.append(tuple(sorted(samples)))
+            sizes_of_rank.append(_size_of_units(sizes, units, loads, micro_batch))
         widened.append(tuple(of_rank))
-        tokens.append([sizes.size(micro_batch) for micro_batch in of_rank])
+        tokens.append(tuple(sizes_of_rank))
 
     # In each micro-batch, all ranks wait for the slowest.
     total = sum(map(sum, tokens))
@@ -228,7 +282,33 @@ def _packed(
     imbalance = 0.0
     if total:
         imbalance = slowest * ranks / total - 1.0
-    return slowest, Packing(ranks=tuple(widened), imbalance=imbalance)
+    return slowest, Packing(tuple(widened), tuple(tokens), imbalance)
+
+
+def _size_of_units(
+    sizes: SampleSizes,
+    units: Sequence[MicroBatch],
+    loads: Sequence[int],
+    chosen: Sequence[int],
+) -> int:
+    """Return the tokens of a micro-batch of the units `chosen`: `sizes.size` of their samples, from sizes of units.
+
+    Units of one group share their prompt in the micro-batch. `units`: samples of each unit. `loads`: size of each unit.
+    """
+    total = sum(loads[unit] for unit in chosen)
+    if not sizes.prompts or len(chosen) < 2:
+        return total
+    # Units of a group have the prompt once each: replace it by the prompt that all of them share
+    of_group: dict[int, list[MicroBatch]] = {}
+    for unit in chosen:
+        samples = units[unit]
+        of_group.setdefault(sizes.groups[samples[0]], []).append(samples)
+    for several in of_group.values():
+        if len(several) > 1:
+            total -= sum(sizes.shared(unit[0], len(unit)) for unit in several)
+            readers = sum(map(len, several))
+            total += sizes.shared(min(unit[0] for unit in several), readers)
+    return total
 
 
 def spread(

@@ -78,6 +78,8 @@ def test_samples_of_a_group_are_packed_together_where_that_is_less(
     micro_batches = [micro_batch for rank in packing.ranks for micro_batch in rank]
     assert all(sizes.size(m) <= budget or len(m) == 1 for m in micro_batches)
     assert all(list(m) == sorted(m) for m in micro_batches)
+    # Sizes from those of units are the sizes of the samples
+    assert packing.tokens == tuple(tuple(map(sizes.size, r)) for r in packing.ranks)
     together = sum(
         sizes.size([i for i in everything if sizes.groups[i] == g])
         for g in set(sizes.groups)
@@ -140,7 +142,9 @@ def test_bins_of_a_known_case() -> None:
 def test_packing_by_hand(
     lengths: list[int], budget: int, ranks: Any, imbalance: float
 ) -> None:
-    assert pack(apart(lengths), len(ranks), budget) == (ranks, pytest.approx(imbalance))
+    packing = pack(apart(lengths), len(ranks), budget)
+    assert packing.ranks == ranks
+    assert packing.imbalance == pytest.approx(imbalance)
 
 
 def test_many_samples_over_many_ranks_are_balanced() -> None:

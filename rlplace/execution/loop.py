@@ -76,11 +76,13 @@ class Loop:
 
     `version`: the policy version that the next sync sends to the rollout ranks. `recovery`: replaces lost workers;
     None: the first failure is raised. `generated`: iteration -> metrics of samples that were generated ahead of
-    learning and saved in a checkpoint.
+    learning and saved in a checkpoint. `omits`: takes a stage and the index of the iteration. If it returns True,
+    the stage counts as run, without any call. A prediction omits stages whose seconds it knows.
     """
 
     recovery: Recovery | None = None
     generated: Mapping[int, Mapping[str, float]] = {}
+    omits: Callable[[str, int], bool] | None = None
 
     def __init__(
         self,
@@ -510,6 +512,9 @@ class Loop:
         self.log.begin(index)
         last = [*works][-1]
         for stage, steps in works.items():
+            if self.omits is not None and self.omits(stage, index):
+                self._pass_over(stage, steps, last)
+                continue
             with self._in(stage):
                 # Entry: all releases finish before the first acquire.
                 self.doing = (f"moves into {stage}", time.monotonic())
@@ -556,6 +561,19 @@ class Loop:
         numbers["policy/version"] = float(self.version)
         self.began_s = self.doing = None
         return numbers
+
+    def _pass_over(self, stage: str, steps: Sequence[Step], last: str) -> None:
+        """Set the state of the loop as if a stage had been run.
+
+        `steps`: the steps of the stage. `last`: the last stage of this work.
+        """
+        self._at = stage
+        self._held = dict(self._schedule.residency[stage])
+        if stage != last and not any(step.sends_weights for step in steps):
+            leaving = self._releases_after(stage)
+            self._held |= {move.component: move.after for move in leaving}
+        if stage == self._learned:
+            self.version += 1
 
     def _enter(self, stage: str) -> None:
         """Execute the moves on entry to a stage: wait for all releases, check that memory is free, start the acquires.

@@ -5,10 +5,12 @@ from __future__ import annotations
 import functools
 import itertools
 from collections import defaultdict
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Sequence
+from typing import NamedTuple, TypeVar
 
 from rlplace.foresight.profile import ACCELERATOR, ASSUMED, COLD, Point, Profile, mean
+
+_T = TypeVar("_T")
 
 # Share of a lap's seconds that does not depend on its size; used where only one size was measured. A policy with small
 # batches is bound by call overhead, a simulator steps one environment after another.
@@ -113,6 +115,29 @@ class Costs:
         if laps == 1.0:
             return found
         return found.times(laps)
+
+    def once(self, key: object, compute: Callable[[Costs], _T]) -> _T:
+        """Return what `compute` returns for the costs of this profile. All predictions of the profile share the result.
+
+        Costs that `compute` has asked for count as asked for here, also if another prediction has computed the result.
+        `key`: everything else on which the result depends.
+        """
+        known = self.profile.computed
+        if key not in known:
+            asked = Costs(self.profile)
+            known[key] = compute(asked), asked
+        result: _T
+        result, asked = known[key]
+        for name, seconds in asked.spent.items():
+            self.spent[name] += seconds
+        for mine, theirs in (
+            (self.missing, asked.missing),
+            (self.stretched, asked.stretched),
+        ):
+            for name, size in theirs.items():
+                mine.setdefault(name, size)
+        self.assumed |= asked.assumed
+        return result
 
     @property
     def spread(self) -> float:

@@ -7,7 +7,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 from rlplace.contract.registry import job_of
@@ -35,7 +35,8 @@ class Prediction:
     -> the largest number of items in it. `processors`: node -> share of time in which its processors were busy.
     `costs`: the object that gave the costs; it has recorded which of them were missing or assumed. `least_s`, `most_s`:
     least and most seconds of an iteration under all assumptions about scaling with the number of ranks; None if nothing
-    is assumed. `most_s` is infinite if the seconds have no upper bound.
+    is assumed. `most_s` is infinite if the seconds have no upper bound. `brief`: the prediction has the seconds of the
+    iteration alone, as a sum of stages that other predictions have shown.
     """
 
     numbers: Mapping[str, float]
@@ -46,6 +47,7 @@ class Prediction:
     costs: Costs
     least_s: float | None = None
     most_s: float | None = None
+    brief: bool = False
 
     @property
     def seconds(self) -> float:
@@ -109,20 +111,77 @@ def predict(
     )
 
 
-def _predict(config: Any, plan: Plan, case: MemoryCase, costs: Costs) -> Prediction:
-    profile = costs.profile
-    cores = int(profile.machine.get("cores", 1))
-    # The first iteration, and one of each kind
+def predict_stages(
+    config: Any,
+    plan: Plan,
+    case: MemoryCase,
+    profile: Profile,
+    stages: Collection[str],
+) -> tuple[Mapping[str, float], Costs] | None:
+    """Return the predicted seconds of some stages of a plan, and the costs that they took. Only they are simulated.
+
+    The seconds are those of `predict`, except for rounding errors. Return None if the stages of this plan cannot be
+    simulated without the others. `case`, `profile`: as for `predict`.
+    """
+    costs = model_of(config).costs(config, profile)
+    site, loop = _opened(config, plan, case, costs)
+    if not site.separable or plan.schedule.needs.ahead:
+        return None
+    every = frozenset(plan.schedule.stages)
+    others = every - {*stages}
+
+    def omits(stage: str, iteration: int) -> bool:
+        # The first iteration is not counted.
+        omitted = every
+        if iteration == 1:
+            omitted = others
+        elif iteration > 1:
+            omitted = others | {*site.steady}
+        site.before(stage, iteration, omitted)
+        return stage in omitted
+
+    loop.omits = omits
+    for index in range(_rounds(config, plan)):
+        loop.iteration(index)
+    return _stages_of(loop.log.iterations, stages), costs
+
+
+def _stages_of(
+    iterations: Iterable[IterationCalls], stages: Collection[str]
+) -> dict[str, float]:
+    """Return stage -> its mean seconds, with its moves."""
+    seconds: dict[str, list[float]] = {stage: [] for stage in stages}
+    for iteration in iterations:
+        for one in iteration.stages:
+            if one.stage in seconds:
+                seconds[one.stage].append(one.ended_s - one.began_s)
+    return {stage: statistics.fmean(each) for stage, each in seconds.items()}
+
+
+def _rounds(config: Any, plan: Plan) -> int:
+    """Return the number of iterations that a prediction runs: the first, and at least one of each kind."""
     rounds = 1 + model_of(config).kinds_of_iterations(config)
-    count = max(_ITERATIONS, rounds) + 2 * plan.schedule.needs.ahead
-    site, loop = open_loop(
+    return max(_ITERATIONS, rounds) + 2 * plan.schedule.needs.ahead
+
+
+def _opened(
+    config: Any, plan: Plan, case: MemoryCase, costs: Costs
+) -> tuple[Site, Loop]:
+    ahead = plan.schedule.needs.ahead
+    return open_loop(
         config,
         plan,
         case,
         costs,
-        cores=cores,
-        iterations=count + plan.schedule.needs.ahead + 1,
+        cores=int(costs.profile.machine.get("cores", 1)),
+        iterations=_rounds(config, plan) + ahead + 1,
     )
+
+
+def _predict(config: Any, plan: Plan, case: MemoryCase, costs: Costs) -> Prediction:
+    cores = int(costs.profile.machine.get("cores", 1))
+    site, loop = _opened(config, plan, case, costs)
+    count = _rounds(config, plan)
     found = [loop.iteration(index) for index in range(count)][
         1 + plan.schedule.needs.ahead :
     ]

@@ -68,7 +68,7 @@ class Profile:
     `machine`: properties of the machine, such as processor and cores. `versions`: library -> version.
     `subjects`: component -> what it runs, such as a simulator or a model. `costs`: cost name -> its points.
     `counts`: name -> mean over iterations of a number that is not seconds. `samples`: distribution -> draws from it,
-    such as lengths of answers.
+    such as lengths of answers. `computed`: what predictions have computed from this profile, by all that it depends on.
     """
 
     machine: Mapping[str, Any]
@@ -77,6 +77,9 @@ class Profile:
     costs: Mapping[str, Curve]
     counts: Mapping[str, float] = dataclasses.field(default_factory=dict)
     samples: Mapping[str, tuple[float, ...]] = dataclasses.field(default_factory=dict)
+    computed: dict[object, Any] = dataclasses.field(
+        default_factory=dict, init=False, repr=False, compare=False
+    )
 
     def merged(self, other: Profile) -> Profile:
         """Return a profile with the costs of this profile and of `other`, the newer profile.

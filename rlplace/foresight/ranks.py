@@ -11,7 +11,7 @@ The schedule, the order of calls and what is waited for are those of the loop it
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Collection, Generator, Mapping, Sequence
 from concurrent.futures import Future
 from typing import Any, cast
 
@@ -83,7 +83,14 @@ class LogicalClock(Clock):
 
 
 class Site:
-    """The state that all simulated ranks of a prediction share: clock, processors, channels and barriers."""
+    """The state that all simulated ranks of a prediction share: clock, processors, channels and barriers.
+
+    `separable`: whether a stage may be simulated without the others, in the same seconds. `steady`: stages that take
+    the same seconds in all iterations but the first.
+    """
+
+    separable = False
+    steady: Collection[str] = ()
 
     def __init__(self, config: Any, plan: Plan, costs: Costs, cores: int) -> None:
         """Create the simulated clock, processors and channels.
@@ -110,6 +117,29 @@ class Site:
         self._answers = Channel(self.world, _UNBOUNDED)
         for queue in (self._asked, self._answers):
             self.world.spawn(self._drive(queue))
+        self._give_processors(cores)
+
+    def _give_processors(self, cores: int) -> None:
+        """Give each rank a processor of its own, on nodes with one for each rank and one more for the driver.
+
+        `cores`: number of processors of each node. On other nodes, and where ranks share processes, ranks take turns.
+        """
+        if self.launcher == "inline":
+            return
+        placement = self.plan.placement
+        on: dict[int, list[Slot]] = {}
+        for component in placement.components:
+            for slot in placement.slots(component):
+                on.setdefault(slot.node, []).append(slot)
+        for node, slots in on.items():
+            if len(slots) < cores and not any(slot.process for slot in slots):
+                self.cores[node].give([slot.owner for slot in slots])
+
+    def before(self, stage: str, iteration: int, omitted: Collection[str]) -> None:
+        """Bring the channels into the state that they have before a stage, if stages before it were omitted.
+
+        Called before all stages, if some are omitted. `omitted`: the stages of this iteration that are not simulated.
+        """
 
     def device(self, accelerator: int) -> Cores:
         """Return the simulated device of an accelerator. It does the work of one thread at a time."""

@@ -22,12 +22,12 @@ from typing import Any, NamedTuple
 
 from rlplace.contract.planning import make_plan, memory_case
 from rlplace.errors import ProblemsError
-from rlplace.foresight.alike import Alike, seconds_of
+from rlplace.foresight.alike import Alike, StageKey, seconds_of
 from rlplace.foresight.bounds import Bounds
 from rlplace.foresight.costs import Costs
 from rlplace.foresight.loads import Mode, Size
 from rlplace.foresight.model import StageBound, sizes_of
-from rlplace.foresight.predict import Prediction, predict
+from rlplace.foresight.predict import Prediction, predict, predict_stages
 from rlplace.foresight.profile import COLD, Profile
 from rlplace.foresight.space import Cells, Layout, Space
 from rlplace.placement.memory.ledger import MemoryCase
@@ -131,7 +131,7 @@ def merged(answers: Sequence[Answer], keep: int = 6) -> Answer:
     bound = min(answer.bound for answer in answers)
     return dataclasses.replace(
         answers[0],
-        found=tuple(first.values())[::-1][:keep],
+        found=tuple(map(completed, tuple(first.values())[::-1][:keep])),
         all_found=tuple(found),
         bound=bound,
         counts=sum((Counter(answer.counts) for answer in answers), Counter[str]()),
@@ -329,14 +329,56 @@ class Search:
     ) -> Prediction:
         """Return the prediction of a plan. Predictions are cached: plans with equal stage keys are predicted once.
 
-        A stage key holds everything on which the seconds of a stage depend.
+        A stage key holds everything on which the seconds of a stage depend. Stages with keys that other predictions
+        have shown are not simulated again, where the job allows it; then the prediction is brief.
         """
         keys = self.keys(layout, plan.schedule)
         if keys not in self.predicted:
-            found = predict(config, plan, case, self.profile)
-            self._known.update(seconds_of(found, keys))
+            found = self._briefly(config, plan, case, keys)
+            if found is None:
+                found = predict(config, plan, case, self.profile)
+                self._known.update(seconds_of(found, keys))
             self.predicted[keys] = dataclasses.replace(found, iterations=())
         return self.predicted[keys]
+
+    def _briefly(
+        self, config: Any, plan: Plan, case: MemoryCase, keys: Sequence[object]
+    ) -> Prediction | None:
+        """Return a brief prediction of a plan: simulate the stages that are not known yet, and add the seconds.
+
+        Return None if the plan's stages cannot be simulated one by one. `keys`: the plan's stage keys.
+        """
+        ordered = any(isinstance(k, StageKey) and k.after is not None for k in keys)
+        if ordered or len(keys) == 1:
+            return None
+        stages = dict(zip(plan.schedule.stages, keys, strict=True))
+        unknown = [stage for stage, key in stages.items() if key not in self._known]
+        simulated = predict_stages(config, plan, case, self.profile, unknown)
+        if simulated is None:
+            return None
+        seconds, costs = simulated
+        self._known.update({stages[stage]: each for stage, each in seconds.items()})
+        return Prediction(
+            numbers={"time/iteration_s": sum(self._known[key] for key in keys)},
+            active=plan.schedule.active,
+            iterations=(),
+            queues={},
+            processors={},
+            costs=costs,
+            brief=True,
+        )
+
+
+def completed(found: Found) -> Found:
+    """Return a found plan with its whole prediction, if it has a brief one."""
+    if not found.prediction.brief:
+        return found
+    config = found.space.config_of(found.layout)
+    profile = found.prediction.costs.profile
+    whole = predict(config, found.plan, found.case, profile)
+    return dataclasses.replace(
+        found, prediction=dataclasses.replace(whole, iterations=())
+    )
 
 
 class _Run:
@@ -406,10 +448,12 @@ class _Run:
         bound = self._limit(1) if proven else least
         # One of the plans that share a prediction
         first = {id(f.prediction): f for f in reversed(found)}
+        shown = [f for f in found if first[id(f.prediction)] is f][: self.keep]
+        current = self.current
         return Answer(
             objective=self.objective,
-            current=self.current,
-            found=tuple(f for f in found if first[id(f.prediction)] is f)[: self.keep],
+            current=None if current is None else completed(current),
+            found=tuple(map(completed, shown)),
             all_found=tuple(found),
             bound=bound,
             counts=self.counts,

@@ -18,7 +18,7 @@ from __future__ import annotations
 import heapq
 import itertools
 from collections import deque
-from collections.abc import Callable, Generator, Hashable
+from collections.abc import Callable, Collection, Generator, Hashable, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -172,18 +172,38 @@ class Cores:
         """
         self._world = world
         self._free = count
+        # Processes that have a processor to themselves
+        self._own: set[Hashable] = set()
         self._rate = wanted if count > 1 else 1.0
         self._waiting: deque[_Thread] = deque()
         self._running: dict[Hashable, _Thread] = {}
         # Sum over all processors
         self.busy_s = 0.0
 
+    def give(self, processes: Collection[Hashable]) -> None:
+        """Give a processor to each of these processes. Each has one thread, which never waits for its processor.
+
+        There has to be at least one processor for each process, and one more for other processes.
+        """
+        assert len(processes) < self._free, "a processor is left for other processes"
+        self._own.update(processes)
+        self._free -= len(self._own)
+
     def add(self, thread: Process, process: Hashable, seconds: float) -> None:
         """Let `thread` compute for `seconds`, then continue. `process`: the process to which it belongs."""
         if seconds < _LEAST_S:
             self._world.resume(thread)
             return
+        if process in self._own:
+            self.busy_s += seconds
+            self._world.at(
+                self._world.now + seconds, partial(self._world.resume, thread)
+            )
+            return
         held = self._running.get(process)
+        if held is None and self._free and not self._waiting:
+            self._start(_Thread(thread, process, seconds))
+            return
         if held is None or held.thread is not thread:
             self._waiting.append(_Thread(thread, process, seconds))
         elif self._waiting and self._world.now >= held.began + held.turn_s:
@@ -198,11 +218,9 @@ class Cores:
         thread.since = self._world.now
         thread.turn = thread.turn + 1
         thread.ending = False
-        thread.rate = (
-            self._rate
-            if any(t.process not in self._running for t in self._waiting)
-            else 1.0
-        )
+        thread.rate = 1.0
+        if self._waiting and any(t.process not in self._running for t in self._waiting):
+            thread.rate = self._rate
         self._world.at(
             self._world.now + seconds / thread.rate,
             partial(self._end, thread, thread.turn),
@@ -212,18 +230,24 @@ class Cores:
         del self._running[thread.process]
         self._free += 1
 
+    def _start(self, thread: _Thread) -> None:
+        """Give a free processor to a thread."""
+        self._free -= 1
+        self._running[thread.process] = thread
+        thread.began = self._world.now
+        self._compute(thread, thread.left_s)
+
     def _begin(self) -> None:
         """Give free processors to waiting threads. If threads still wait, limit the turns of the running threads."""
+        if not self._waiting:
+            return
         while self._free and (
             chosen := next(
                 (t for t in self._waiting if t.process not in self._running), None
             )
         ):
             self._waiting.remove(chosen)
-            self._free -= 1
-            self._running[chosen.process] = chosen
-            chosen.began = self._world.now
-            self._compute(chosen, chosen.left_s)
+            self._start(chosen)
         if self._waiting:
             for thread in self._running.values():
                 ends = max(self._world.now, thread.began + thread.turn_s)
@@ -321,6 +345,23 @@ class Channel:
         if items:
             return self._take(items)
         return None
+
+    def put_all(self, items: Sequence[Any], key: str = "") -> None:
+        """Put several items, for which there has to be room."""
+        assert self._held + len(items) <= self._capacity, "there is room"
+        self._held += len(items)
+        self.most = max(self.most, self._held)
+        self._items.setdefault(key, deque()).extend(items)
+        takers = self._takers.get(key, ())
+        for _ in range(min(len(takers), len(items))):
+            self._takers[key].popleft().set()
+
+    def take_all(self, count: int, key: str = "") -> list[Any]:
+        """Take the first `count` items with this key and return them; an empty list if there are fewer."""
+        items = self._items.get(key, ())
+        if len(items) < count:
+            return []
+        return [self.get_nowait(key) for _ in range(count)]
 
     @property
     def full(self) -> bool:

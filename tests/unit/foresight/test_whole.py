@@ -8,9 +8,13 @@ import random
 import pytest
 
 from rlplace.config import compose
+from rlplace.contract.planning import make_plan, memory_case
+from rlplace.foresight.loads import Size
 from rlplace.foresight.predict import Prediction, predict
 from rlplace.foresight.profile import PROCESSOR, Profile
+from rlplace.foresight.search import Search, completed
 from rlplace.foresight.show import predicted_seconds
+from rlplace.foresight.space import Layout, Space
 from rlplace.jobs.language_model.performance import ranks, whole
 from rlplace.jobs.language_model.performance.published import published_profile
 from rlplace.runtime.prepare import Prepared, prepare_composed
@@ -112,3 +116,80 @@ def test_few_processors_are_shared_message_by_message(
     assert quick.numbers["time/rollout_s"] == pytest.approx(
         full.numbers["time/rollout_s"]
     )
+
+
+def layouts(space: Space) -> list[Layout]:
+    """Return plans of 8 accelerators that share sizes: rollout on those of the actor, and beside them."""
+    found = []
+    now = space.current()
+    for actor, rollout, first in (
+        (8, 8, 0),
+        (4, 4, 4),
+        (4, 8, 0),
+        (8, 4, 0),
+        (4, 4, 0),
+        (2, 4, 4),
+        (4, 2, 4),
+    ):
+        own = {"actor": Size(actor, actor), "rollout": Size(rollout, rollout)}
+        starts = {**now.starts, "actor": 0, "rollout": first}
+        sizes = {**now.sizes, **own}
+        found.append(Layout(mode=now.mode, sizes=sizes, starts=starts))
+    return found
+
+
+def test_a_sum_of_known_stages_is_the_whole_prediction(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(whole, "MANY", 1)
+    monkeypatch.setattr(ranks, "MANY", 1)
+    job = prepared(*JOBS["collocated"])
+    space = Space(job.config, job.plan)
+    profile = measured(job, 0)
+    search = Search(space, profile)
+    simulated = []
+    for layout in layouts(space):
+        config = space.config_of(layout)
+        plan = make_plan(config, space.plan.topology)
+        case = memory_case(plan, config)
+        before = len(search.predicted)
+        brief = search.predict(config, plan, case, layout)
+        assert brief.brief
+        assert len(search.predicted) == before + 1
+        fresh = dataclasses.replace(profile)
+        full = predict(config, plan, case, fresh)
+        assert brief.seconds == pytest.approx(full.seconds, rel=1e-9)
+        simulated.append(set(brief.costs.spent))
+    # Of the last plan, each size of actor and of rollout was known: only weights are sent
+    assert "actor.learn/sharded_micro_batch" in simulated[0]
+    assert {"actor.push_weights/rest"} <= simulated[-1]
+
+
+def test_what_predictions_share_does_not_change_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(whole, "MANY", 1)
+    monkeypatch.setattr(ranks, "MANY", 1)
+    job = prepared(*JOBS["disaggregated"])
+    profile = measured(job, 0)
+    first, again = (predict(job.config, job.plan, job.case, profile) for _ in range(2))
+    assert first.numbers == again.numbers
+    assert first.costs.spent == pytest.approx(again.costs.spent)
+    assert first.costs.missing == again.costs.missing
+
+
+def test_what_a_search_shows_is_predicted_whole(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(whole, "MANY", 1)
+    monkeypatch.setattr(ranks, "MANY", 1)
+    job = prepared(*JOBS["collocated"])
+    answer = Search(Space(job.config, job.plan), measured(job, 0)).run(keep=3)
+    assert answer.best is not None
+    shown = [*answer.found]
+    shown += [answer.current] if answer.current else []
+    for found in shown:
+        assert not found.prediction.brief
+        assert "time/learn_s" in found.prediction.numbers
+        assert found.value == pytest.approx(found.seconds, rel=1e-9)
+        assert completed(found) is found

@@ -102,6 +102,33 @@ def test_threads_of_one_process_never_compute_at_once(world: World) -> None:
     assert log == {"a": 0.001, "c": 0.001, "b": 0.002}
 
 
+def test_a_process_with_a_processor_of_its_own_never_waits(world: World) -> None:
+    cores, log = Cores(world, 3), dict[str, float]()
+    cores.give(["own", "idle"])
+    for name in ("a", "b", "own"):
+        world.spawn(computing(world, cores, name, 0.001, log))
+    ended(world)
+    assert log == {"a": 0.001, "own": 0.001, "b": 0.002}
+    assert cores.busy_s == pytest.approx(0.003)
+
+
+def test_items_are_put_and_taken_together(world: World) -> None:
+    channel = Channel(world, 3)
+    log = list[object]()
+
+    def taker() -> Process:
+        log.append((yield from channel.get()))
+
+    world.spawn(taker())
+    ended(world)
+    channel.put_all([1, 2, 3])
+    ended(world)
+    assert channel.take_all(3) == []
+    assert channel.take_all(2) == [2, 3]
+    assert log == [1]
+    assert channel.most == 3
+
+
 def test_a_barrier_lets_all_go_with_the_last(world: World) -> None:
     barrier, log = Barrier(world, 3), list[tuple[int, float]]()
 

@@ -48,8 +48,11 @@ class _Sink(Channel):
         self.first_s = math.inf
 
     def put(self, item: Any, key: str = "") -> Generator[Event, None, None]:
-        self.first_s = min(self.first_s, self._world.now)
+        self.put_all([item])
         yield from ()
+
+    def put_all(self, items: Sequence[Any], key: str = "") -> None:
+        self.first_s = min(self.first_s, self._world.now)
 
 
 class Generation(StageBound):
@@ -178,6 +181,9 @@ class Generation(StageBound):
             for name in (SAMPLES, *map(samples_for, site.job.scorers))
         }
         site.channels.update(sinks)
+        if {*self._plan.needs.early} & {*names}:
+            # In other plans, scorers take the first group when it is complete.
+            site.taken_early = True
         groups = make_groups(
             site, {c: _KINDS[c] for c in plan.placement.components if c in PAIR}
         )

@@ -7,16 +7,16 @@ wait for each other in every micro-batch.
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
 from rlplace.algo import packing
 from rlplace.algo.packing import Packing, SampleSizes
 from rlplace.config.blocks.language_model import FrozenConfig, RewardConfig
 from rlplace.config.blocks.training import TrainedConfig
-from rlplace.foresight.costs import Cost
+from rlplace.foresight.costs import Cost, Costs
 from rlplace.foresight.ranks import Body
 from rlplace.foresight.world import Sleep
-from rlplace.jobs.language_model.performance.lengths import Group
+from rlplace.jobs.language_model.performance.lengths import Group, sizes_of
 from rlplace.jobs.language_model.performance.ranks import JointPasses, TextRank
 from rlplace.metrics import Metrics
 from rlplace.placement.flow import block_edges
@@ -64,26 +64,6 @@ def _pack_steps(
     )
 
 
-def sizes_of(
-    groups: Iterable[tuple[int, Sequence[int]]], *, again: float | None
-) -> SampleSizes:
-    """Return the token counts of all samples of some groups.
-
-    `groups`: for each group, the number of prompt tokens and the number of tokens of each sample, prompt included.
-    `again`: the cost of a shared prompt token for each sample that reads it, as a fraction of the cost of computing a
-    token; None: prompts are not shared, so each sample computes its prompt itself.
-    """
-    whole = [
-        (number, prompt, each)
-        for number, (prompt, tokens) in enumerate(groups)
-        for each in tokens
-    ]
-    numbers, prompts, tokens = zip(*whole, strict=True) if whole else ((), (), ())
-    if again is None:
-        return SampleSizes(tokens, groups=numbers)
-    return SampleSizes(tokens, prompts, numbers, again)
-
-
 def looks() -> Iterator[float]:
     """Yield the pauses, in seconds, of a rank that polls until rank 0 gives a value.
 
@@ -124,11 +104,13 @@ class JoinedRank(TextRank):
 
     def sizes_of(self, groups: Sequence[Group]) -> SampleSizes:
         """Return the token counts of the groups' samples, in the order of the groups' numbers."""
+        again = self.site.job.read_again.get(self.component)
+        iterations = {group.number[0] for group in groups}
+        every = len(groups) == self.site.job.prompts and len(iterations) == 1
+        if every and self.site.whole:
+            return self.site.lengths.sizes(iterations.pop(), again)
         ordered = sorted(groups)
-        return sizes_of(
-            ((g.prompt, g.tokens) for g in ordered),
-            again=self.site.job.read_again.get(self.component),
-        )
+        return sizes_of(((g.prompt, g.tokens) for g in ordered), again=again)
 
     def score(
         self, method: str, packed: Packing, sizes: SampleSizes, watch: Stopwatch
@@ -162,7 +144,7 @@ class JoinedRank(TextRank):
                 yield from self.forward(watch, part, sizes.size(picks), *methods)
             return
         # No other work is on these accelerators, so nothing changes between two micro-batches.
-        joint = self.site.joint(self.component, part, packed, self._joint, sizes, names)
+        joint = self.site.joint(self.component, part, packed, self._joint, names)
         own_s = joint.own_s[self.slot.rank // self.together]
         yield from self.spend(Cost(own_s, 0.0, True))
         if joint.seconds > own_s:
@@ -170,25 +152,16 @@ class JoinedRank(TextRank):
         watch.lap(part, joint.size)
         yield from self.barrier.meet()
 
-    def _joint(
-        self, packed: Packing, sizes: SampleSizes, names: Sequence[str]
-    ) -> JointPasses:
+    def _joint(self, packed: Packing, names: Sequence[str]) -> JointPasses:
         """Compute the passes of all ranks over their micro-batches, in which they wait for each other.
 
-        `packed`: the micro-batches of all ranks. `sizes`: the token counts of the samples. `names`: as for `cost`.
+        `packed`: the micro-batches of all ranks. `names`: as for `cost`.
         """
-        own_s = [0.0] * len(packed.ranks)
-        seconds = 0.0
-        size = 0
-        for together in zip(*packed.ranks, strict=True):
-            longest_s = 0.0
-            for rank, picks in enumerate(together):
-                size = sizes.size(picks)
-                cost = self.cost(size, *names)
-                own_s[rank] += cost.seconds
-                longest_s = max(longest_s, cost.seconds)
-            seconds += longest_s
-        return JointPasses(seconds, tuple(own_s), size)
+        known = (f"{self.component}.{name}" for name in names)
+        found = [name for name in known if name in self.costs.profile.costs]
+        name = found[0] if found else f"{self.component}.{names[0]}"
+        key = "passes", name, packed.tokens
+        return self.costs.once(key, lambda costs: _joint_passes(costs, name, packed))
 
     def names_of(self, part: str, *methods: str) -> tuple[str, ...]:
         """Return the possible names of the cost of a pass: sharded first if there are several ranks."""
@@ -212,6 +185,18 @@ class JoinedRank(TextRank):
         yield from self.barrier.meet()
 
 
+def _joint_passes(costs: Costs, name: str, packed: Packing) -> JointPasses:
+    """Return the passes of all ranks over `packed`. `name`: the cost of a micro-batch, by its tokens."""
+    own_s = [0.0] * len(packed.tokens)
+    seconds = 0.0
+    for together in zip(*packed.tokens, strict=True):
+        each_s = [costs.of(name, size).seconds for size in together]
+        own_s = [before + now for before, now in zip(own_s, each_s, strict=True)]
+        seconds += max(each_s)
+    last = packed.tokens[-1]
+    return JointPasses(seconds, tuple(own_s), last[-1] if last else 0)
+
+
 class TrainedRank(JoinedRank):
     """Base of simulated ranks of components that learn."""
 
@@ -223,20 +208,28 @@ class TrainedRank(JoinedRank):
 
     def pack(self, sizes: SampleSizes) -> Packing:
         """Return the micro-batches of all ranks for one forward pass over all samples."""
-        return pack(sizes, self.ranks // self.together, self.budget)
+
+        def make() -> tuple[Packing, ...]:
+            return (pack(sizes, self.ranks // self.together, self.budget),)
+
+        return self.site.packed(self.component, sizes, make)[0]
 
     def steps(self, sizes: SampleSizes, iteration: int) -> tuple[Packing, ...]:
         """Return the micro-batches of all ranks for each optimizer step of an iteration."""
         algorithm = self.job.algorithm
         seed = f"{self.job.runner.seed} {iteration}"
-        return _pack_steps(
-            sizes,
-            algorithm.epochs,
-            algorithm.train_batch,
-            seed,
-            self.ranks // self.together,
-            self.budget,
-        )
+
+        def make() -> tuple[Packing, ...]:
+            return _pack_steps(
+                sizes,
+                algorithm.epochs,
+                algorithm.train_batch,
+                seed,
+                self.ranks // self.together,
+                self.budget,
+            )
+
+        return self.site.packed((self.component, iteration), sizes, make)
 
     def differentiate(
         self, method: str, packed: Packing, sizes: SampleSizes, watch: Stopwatch
@@ -361,8 +354,9 @@ class LmActorRank(TrainedRank):
         groups to take; None: all groups of the iteration.
         """
         if self._groups is None:
-            self._groups = []
-            for _ in range(part or self.site.job.prompts):
+            due = part or self.site.job.prompts
+            self._groups = self.site.channels[SAMPLES].take_all(due)
+            while len(self._groups) < due:
                 self._groups.append((yield from self.site.channels[SAMPLES].get()))
         return self._groups
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import functools
 import random
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
+from rlplace.algo.packing import SampleSizes
 from rlplace.config.blocks.language_model import LanguageModelJobConfig
 from rlplace.foresight.costs import Costs
 
@@ -53,6 +54,23 @@ class Group(NamedTuple):
     number: tuple[int, int]
     prompt: int
     tokens: tuple[int, ...]
+
+
+class _DrawnFrom(NamedTuple):
+    """Everything on which the lengths of an iteration with single turns depend.
+
+    `prompts`, `answers`: measured token counts. `groups`: number of groups. `each`: answers of a group.
+    `longest_prompt`, `longest_answer`, `longest`: the most tokens of a prompt, of an answer and of both.
+    """
+
+    prompts: tuple[float, ...]
+    answers: tuple[float, ...]
+    groups: int
+    each: int
+    longest_prompt: int
+    longest_answer: int
+    longest: int
+    iteration: int
 
 
 class Lengths:
@@ -118,14 +136,27 @@ class Lengths:
 
         Predictions of one job share the result, because it does not depend on the placement.
         """
+        return _groups(*self._drawn_from(iteration))
+
+    def sizes(self, iteration: int, again: float | None) -> SampleSizes:
+        """Return the token counts of all samples of an iteration with single turns, for packing.
+
+        Predictions of one job share the result. `again`: as for `sizes_of`.
+        """
+        return _sizes(self._drawn_from(iteration), again)
+
+    def _drawn_from(self, iteration: int) -> _DrawnFrom:
         samples = self._costs.profile.samples
-        names = ("env.prompt_tokens", "rollout.answer_tokens")
-        for name in names:
-            if not samples.get(name):
-                unknown = self._longest_prompt, self._longest_answer
-                self._costs.missing.setdefault(name, unknown[names.index(name)])
-        return _groups(
-            *(tuple(samples.get(name, ())) for name in names),
+        prompts = tuple(samples.get("env.prompt_tokens", ()))
+        if not prompts:
+            self._costs.missing.setdefault("env.prompt_tokens", self._longest_prompt)
+        answers = tuple(samples.get("rollout.answer_tokens", ()))
+        if not answers:
+            name = "rollout.answer_tokens"
+            self._costs.missing.setdefault(name, self._longest_answer)
+        return _DrawnFrom(
+            prompts,
+            answers,
             self._prompts,
             self._each,
             self._longest_prompt,
@@ -189,7 +220,7 @@ def _groups(
     longest: int,
     iteration: int,
 ) -> Sequence[tuple[Group, tuple[int, ...]]]:
-    """Return the groups of an iteration, as `Lengths` draws them: see `Lengths.groups`."""
+    """Return the groups of an iteration, as `Lengths` draws them: see `Lengths.groups` and `_DrawnFrom`."""
     asked = _shuffled(prompts, count, f"env.prompt_tokens {iteration} 0")
     drawn = _shuffled(answers, count * each, f"rollout.answer_tokens {iteration} 0")
     found = list[tuple[Group, tuple[int, ...]]]()
@@ -203,3 +234,31 @@ def _groups(
         whole = tuple(prompt + answer for answer in sorted(tokens))
         found.append((Group((iteration, number), prompt, whole), tokens))
     return tuple(found)
+
+
+@functools.lru_cache(maxsize=16)
+def _sizes(drawn: _DrawnFrom, again: float | None) -> SampleSizes:
+    """Return the token counts of an iteration's samples: see `Lengths.sizes`."""
+    return sizes_of(
+        ((group.prompt, group.tokens) for group, _ in _groups(*drawn)), again=again
+    )
+
+
+def sizes_of(
+    groups: Iterable[tuple[int, Sequence[int]]], *, again: float | None
+) -> SampleSizes:
+    """Return the token counts of all samples of some groups.
+
+    `groups`: for each group, the number of prompt tokens and the number of tokens of each sample, prompt included.
+    `again`: the cost of a shared prompt token for each sample that reads it, as a fraction of the cost of computing a
+    token; None: prompts are not shared, so each sample computes its prompt itself.
+    """
+    whole = [
+        (number, prompt, each)
+        for number, (prompt, tokens) in enumerate(groups)
+        for each in tokens
+    ]
+    numbers, prompts, tokens = zip(*whole, strict=True) if whole else ((), (), ())
+    if again is None:
+        return SampleSizes(tokens, groups=numbers)
+    return SampleSizes(tokens, prompts, numbers, again)

@@ -33,8 +33,12 @@ from rlplace.foresight.loads import (
     least_of,
 )
 from rlplace.jobs.language_model.memory import read_again
-from rlplace.jobs.language_model.performance.learners import pack, sizes_of
-from rlplace.jobs.language_model.performance.lengths import Lengths, Request
+from rlplace.jobs.language_model.performance.learners import pack
+from rlplace.jobs.language_model.performance.lengths import (
+    Lengths,
+    Request,
+    sizes_of,
+)
 from rlplace.placement.flow import block_edges
 from rlplace.placement.language.spec import role_of
 from rlplace.workers.arguments import SCORERS, asked_of

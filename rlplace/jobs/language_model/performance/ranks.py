@@ -12,7 +12,7 @@ from __future__ import annotations
 import heapq
 import math
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import NamedTuple
 
 from rlplace.algo.packing import Packing, SampleSizes
@@ -30,6 +30,7 @@ from rlplace.jobs.language_model.performance.lengths import (
 )
 from rlplace.jobs.language_model.performance.whole import (
     MANY,
+    EnvResult,
     WholeIteration,
     computed_as_a_whole,
 )
@@ -69,6 +70,8 @@ class JointPasses(NamedTuple):
 class TextSite(Site):
     """State that all simulated ranks of a language-model job share."""
 
+    steady = ("sync",)
+
     def __init__(
         self, config: LanguageModelJobConfig, plan: Plan, costs: Costs, cores: int
     ) -> None:
@@ -88,11 +91,31 @@ class TextSite(Site):
         self._given: dict[tuple[str, int], _Given] = {}
         self._whole: dict[int, WholeIteration] = {}
         self._joint: dict[tuple[str, str, int], tuple[Packing, JointPasses]] = {}
+        self._packed: dict[
+            tuple[object, int], tuple[SampleSizes, tuple[Packing, ...]]
+        ] = {}
         algorithm = config.algorithm
         # Whether there are so many samples that equal work of ranks is computed only once
         self.many = (algorithm.prompts or 1) * algorithm.samples_per_prompt >= MANY
+        # Whether another component takes groups while others are still generated
+        generating = {"env", "rollout"}
+        early = {*plan.schedule.active["rollout"]} - generating
+        self.taken_early = bool(early) or plan.needs.ahead > 0
         # Whether the generation of an iteration is computed as a whole
         self.whole = computed_as_a_whole(self, cores)
+        # Between two of these stages, nothing is under way but samples from env to actor.
+        apart = plan.schedule.stages == ("sync", "rollout", "learn")
+        self.separable = self.whole and apart and not self.taken_early
+
+    def before(self, stage: str, iteration: int, omitted: Collection[str]) -> None:
+        if stage != "learn":
+            return
+        samples = self.channels[SAMPLES]
+        if "learn" in omitted:
+            while samples.get_nowait() is not None:
+                pass
+        elif "rollout" in omitted:
+            samples.put_all([group for group, _ in self.lengths.groups(iteration)])
 
     def generation(self, iteration: int) -> WholeIteration:
         """Return the computation of an iteration's generation. All ranks of env and rollout get the same one."""
@@ -105,16 +128,28 @@ class TextSite(Site):
         component: str,
         part: str,
         packed: Packing,
-        make: Callable[[Packing, SampleSizes, Sequence[str]], JointPasses],
-        sizes: SampleSizes,
+        make: Callable[[Packing, Sequence[str]], JointPasses],
         names: Sequence[str],
     ) -> JointPasses:
         """Return the passes of all ranks of a component over `packed`. `make` computes them for the first rank."""
         key = (component, part, id(packed))
         if key not in self._joint:
             # A reference to the packing is stored, so that no other packing gets the same id.
-            self._joint[key] = packed, make(packed, sizes, names)
+            self._joint[key] = packed, make(packed, names)
         return self._joint[key][1]
+
+    def packed(
+        self,
+        name: object,
+        sizes: SampleSizes,
+        make: Callable[[], tuple[Packing, ...]],
+    ) -> tuple[Packing, ...]:
+        """Return the packings of `sizes`. `make` makes them for the first rank; all ranks that give `name` get them."""
+        key = name, id(sizes)
+        if key not in self._packed:
+            # As in `joint`
+            self._packed[key] = sizes, make()
+        return self._packed[key][1]
 
     def given(self, component: str, number: int) -> _Given:
         """Return the holder of a value that rank 0 of a component scatters to all ranks of the component.
@@ -298,6 +333,26 @@ class TextEnvRank(TextRank):
         generation = self.site.generation(iteration)
         yield generation.begin(self.component, self.slot.rank)
         judged = generation.env_results[self.slot.rank]
+        if self.site.taken_early:
+            yield from self._send_in_time(judged, readers)
+        else:
+            # No rank takes a group before the stage has ended.
+            worked_s = max(0.0, min(judged.cpu_s, judged.ended_s - self.world.now))
+            yield Work(self._cores, self._process, worked_s)
+            for channel in readers:
+                groups = [group for _, group in judged.groups]
+                self.site.channels[channel].put_all(groups)
+        if judged.ended_s > self.world.now:
+            yield Sleep(judged.ended_s - self.world.now)
+        watch.lap("wait")
+        yield from self._end(watch, 0)
+        watch.seconds["wait"] -= judged.sim_s + judged.reward_s
+        watch.seconds["sim"] += judged.sim_s
+        watch.seconds["reward"] += judged.reward_s
+        return self._metrics(watch)
+
+    def _send_in_time(self, judged: EnvResult, readers: Sequence[str]) -> Body:
+        """Put each group into the channels `readers` at the time at which it is complete."""
         each_s = judged.cpu_s / max(1, len(judged.groups))
         left_s = 0.0
         for when_s, group in judged.groups:
@@ -310,14 +365,6 @@ class TextEnvRank(TextRank):
                 yield Sleep(when_s - self.world.now)
             for channel in readers:
                 yield from self.site.channels[channel].put(group)
-        if judged.ended_s > self.world.now:
-            yield Sleep(judged.ended_s - self.world.now)
-        watch.lap("wait")
-        yield from self._end(watch, 0)
-        watch.seconds["wait"] -= judged.sim_s + judged.reward_s
-        watch.seconds["sim"] += judged.sim_s
-        watch.seconds["reward"] += judged.reward_s
-        return self._metrics(watch)
 
     def _take(self, watch: Stopwatch) -> Body:
         """Wait for the next item for this rank, and return it: an answer, a graded sample, or _END of an env rank.

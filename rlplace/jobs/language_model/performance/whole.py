@@ -14,11 +14,14 @@ from __future__ import annotations
 
 import dataclasses
 import heapq
+import itertools
 import math
+import operator
 from collections import Counter, deque
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
+from rlplace.foresight.costs import Costs
 from rlplace.foresight.profile import ACCELERATOR
 from rlplace.foresight.world import Event
 from rlplace.jobs.language_model.performance.lengths import Group
@@ -30,6 +33,7 @@ if TYPE_CHECKING:
 MANY = 1024
 _RUN = "env.run/"
 _GENERATE = "rollout.generate/"
+_DIGITS = 9  # times at which ranks begin are rounded to nanoseconds
 
 
 class _QueuedRequest(NamedTuple):
@@ -109,50 +113,141 @@ class WholeIteration:
         began[rank] = self._site.world.now
         ranks = self._site.job.ranks
         if len(self._envs) == ranks["env"] and len(self._engines) == ranks["rollout"]:
-            asked = self._asked()
-            ends = self._generate(asked)
-            self.env_results = {env: self._grade(env, ends[env]) for env in self._envs}
+            self._compute()
             self.known.set()
         return self.known
 
-    def _of(self, name: str, size: float = 0.0) -> float:
-        return self._site.costs.of(name, size).seconds
-
-    def _asked(self) -> list[_QueuedRequest]:
-        """Return all requests in the order in which they arrive in the channel."""
+    def _compute(self) -> None:
+        """Compute the results, or take those of a prediction in which the ranks began in the same way."""
+        job = self._site.job.config
         texts = self._site.lengths.groups(self._iteration)
+        since_s = min([*self._envs.values(), *self._engines.values()])
+        inputs = _Inputs(
+            texts=texts,
+            numbers=tuple(tuple(self._site.job.groups(env)) for env in self._envs),
+            envs=_after(since_s, self._envs),
+            engines=_after(since_s, self._engines),
+            samples=job.algorithm.samples_per_prompt,
+            step_sequences=job.rollout.step_sequences,
+            step_tokens=job.rollout.step_tokens,
+            mixed=job.rollout.engine == "vllm",
+        )
+        # The texts of an iteration are one object, which the key keeps: it stands for their lengths.
+        key = inputs._replace(texts=()), _Same(texts)
+        engines, envs = self._site.costs.once(
+            key, lambda costs: _Simulated(inputs, costs).results()
+        )
+        self.engine_results = {
+            rank: dataclasses.replace(found, ended_s=since_s + found.ended_s)
+            for rank, found in engines.items()
+        }
+        self.env_results = {
+            rank: dataclasses.replace(
+                found,
+                ended_s=since_s + found.ended_s,
+                groups=[(since_s + when_s, group) for when_s, group in found.groups],
+            )
+            for rank, found in envs.items()
+        }
+
+
+def _after(since_s: float, began: Mapping[int, float]) -> tuple[tuple[int, float], ...]:
+    """Return (rank, seconds from `since_s` until the rank began) for each rank, rounded to nanoseconds.
+
+    Rounded, the seconds are equal in all iterations in which the ranks began in the same way.
+    """
+    return tuple(
+        (rank, round(began_s - since_s, _DIGITS)) for rank, began_s in began.items()
+    )
+
+
+class _Same:
+    """A key that is equal only to a key of the same object, which it keeps alive."""
+
+    def __init__(self, value: object) -> None:
+        self._value = value
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Same) and self._value is other._value
+
+    def __hash__(self) -> int:
+        return id(self._value)
+
+
+class _Inputs(NamedTuple):
+    """Everything on which the generation of an iteration depends, besides the costs of a profile.
+
+    `texts`: each group, and the tokens of its answers. `numbers`: for each env rank, the numbers of its groups. `envs`,
+    `engines`: (rank, seconds at which it begins). `samples`: answers of a group. `step_sequences`, `step_tokens`: most
+    answers and most prompt tokens of an engine step. `mixed`: whether a step processes prompts and answers together.
+    """
+
+    texts: Sequence[tuple[Group, tuple[int, ...]]]
+    numbers: tuple[tuple[int, ...], ...]
+    envs: tuple[tuple[int, float], ...]
+    engines: tuple[tuple[int, float], ...]
+    samples: int
+    step_sequences: int
+    step_tokens: int
+    mixed: bool
+
+
+_Ends = dict[int, list[tuple[float, int, Group]]]
+
+
+class _Simulated:
+    """Simulates the env ranks and engines of one iteration, from the time at which the first of them begins.
+
+    `_ends`: env rank -> list of (time, count of answers, group). The answers of an entry end in the same engine step.
+    """
+
+    def __init__(self, inputs: _Inputs, costs: Costs) -> None:
+        self._inputs = inputs
+        self._costs = costs
+        self._laps = _Laps(costs)
+        self._asked = self._requests()
+        self._ends: _Ends = {env: [] for env, _ in inputs.envs}
+
+    def results(self) -> tuple[dict[int, EngineResult], dict[int, EnvResult]]:
+        """Return rollout rank -> result, and env rank -> result."""
+        engines = self._generate()
+        envs = {
+            env: self._grade(began_s, len(numbers), self._ends[env])
+            for (env, began_s), numbers in zip(
+                self._inputs.envs, self._inputs.numbers, strict=True
+            )
+        }
+        self._laps.record()
+        return engines, envs
+
+    def _of(self, name: str) -> float:
+        return self._costs.of(name).seconds
+
+    def _requests(self) -> list[_QueuedRequest]:
+        """Return all requests in the order in which they arrive in the channel."""
         sim_s = self._of(_RUN + "sim")
         put_s = self._of(_RUN + "put")
         found: list[_QueuedRequest] = []
-        for env, began_s in self._envs.items():
+        ranks = zip(self._inputs.envs, self._inputs.numbers, strict=True)
+        for (env, began_s), numbers in ranks:
             when_s = began_s
-            for number in self._site.job.groups(env):
+            for number in numbers:
                 when_s += sim_s
-                group, answers = texts[number]
+                group, answers = self._inputs.texts[number]
                 found.append(_QueuedRequest(when_s, env, group, answers))
                 when_s += put_s
         found.sort(key=lambda asked: asked.when)
         return found
 
-    def _generate(
-        self, asked: Sequence[_QueuedRequest]
-    ) -> dict[int, list[tuple[float, int, Group]]]:
-        """Simulate the engines.
-
-        Return env rank -> list of (time, count of answers, group). The answers of an entry end in the same engine step.
-        """
-        job = self._site.job.config
-        limit = min(
-            math.ceil(
-                len(asked) * job.algorithm.samples_per_prompt / len(self._engines)
-            ),
-            job.rollout.step_sequences,
-        )
-        mixed = job.rollout.engine == "vllm"
-        decoding = _Decoding(self._site)
-        engines = {rank: _Engine() for rank in self._engines}
-        ends: dict[int, list[tuple[float, int, Group]]] = {e: [] for e in self._envs}
-        queue = [(began_s, rank) for rank, began_s in self._engines.items()]
+    def _generate(self) -> dict[int, EngineResult]:
+        """Simulate the engines until all requests are answered. Return rollout rank -> result."""
+        asked = self._asked
+        laps = self._laps
+        most = self._inputs.step_sequences
+        share = len(asked) * self._inputs.samples / len(self._inputs.engines)
+        limit = min(math.ceil(share), most)
+        engines = {rank: _Engine() for rank, _ in self._inputs.engines}
+        queue = [(began_s, rank) for rank, began_s in self._inputs.engines]
         heapq.heapify(queue)
         results: dict[int, EngineResult] = {}
         following = 0
@@ -167,122 +262,163 @@ class WholeIteration:
                     break
                 if not engine.in_flight:
                     now = max(now, request.when) + waited_s
-                engine.waiting.extend((n, following) for n in request.answers)
+                engine.waiting.extend(zip(request.answers, itertools.repeat(following)))
                 engine.tokens += sum(request.answers)
                 following += 1
-            if not engine.in_flight:
+            if following == len(asked) and not engine.waiting:
+                # Nothing more can come from other ranks
+                now = self._answer_rest(engine, now)
                 results[rank] = EngineResult(
                     now, engine.prefill_s, engine.decode_s, engine.tokens
                 )
                 continue
-            room = job.rollout.step_sequences - len(engine.active)
+            room = most - len(engine.active)
             if engine.waiting and room > 0:
-                # A prefill step
-                if not mixed and engine.active:
-                    seconds = decoding.step_s(len(engine.active), 1)
-                    engine.decode_s += seconds
-                    now += seconds
-                engine.steps += 1
-                read: list[int] = []
-                before = -1
-                for _ in range(min(room, len(engine.waiting))):
-                    tokens, number = engine.waiting.popleft()
-                    if number != before:
-                        read.append(asked[number].group.prompt)
-                        before = number
-                    heapq.heappush(engine.active, (engine.steps + tokens - 1, number))
-                seconds = decoding.read_s(read, whole=mixed)
-                engine.prefill_s += seconds
-                now += seconds
+                now = self._read(engine, room, now)
             else:
                 # Decoding steps until the next answer ends, or until a request arrives and there is room for it
                 steps = engine.active[0][0] - engine.steps
-                once_s = decoding.step_s(len(engine.active), 0)
+                once_s = laps.once_s("decode", len(engine.active))
                 if following < len(asked) and engine.in_flight < limit and once_s:
                     until = math.ceil((asked[following].when - now) / once_s)
                     steps = max(1, min(steps, until))
-                seconds = decoding.step_s(len(engine.active), steps)
+                seconds = laps.seconds("decode", len(engine.active), steps)
                 engine.decode_s += seconds
                 now += seconds
                 engine.steps += steps
-            over = Counter[int]()
+            over: list[int] = []
             while engine.active and engine.active[0][0] <= engine.steps:
-                over[heapq.heappop(engine.active)[1]] += 1
+                over.append(heapq.heappop(engine.active)[1])
             if over:
-                now += self._of(_GENERATE + "put", over.total())
-            for number, count in over.items():
-                group = asked[number].group
-                ends[asked[number].env].append((now, count, group))
+                now = self._put(over, now)
             heapq.heappush(queue, (now, rank))
-        decoding.record()
-        self.engine_results = results
-        return ends
+        return results
 
-    def _grade(self, env: int, ends: list[tuple[float, int, Group]]) -> EnvResult:
-        """Simulate an env rank: it sends all its requests first, then grades answers in the order of their arrival."""
+    def _read(self, engine: _Engine, room: int, now: float) -> float:
+        """Simulate a prefill step, and return the time of its end. `room`: the most answers that may begin in it."""
+        if not self._inputs.mixed and engine.active:
+            seconds = self._laps.seconds("decode", len(engine.active), 1)
+            engine.decode_s += seconds
+            now += seconds
+        engine.steps += 1
+        read: list[int] = []
+        before = -1
+        for _ in range(min(room, len(engine.waiting))):
+            tokens, number = engine.waiting.popleft()
+            if number != before:
+                read.append(self._asked[number].group.prompt)
+                before = number
+            heapq.heappush(engine.active, (engine.steps + tokens - 1, number))
+        if self._inputs.mixed:
+            # One engine step processes all of them, as far as it has room for their tokens.
+            full, rest = divmod(sum(read), self._inputs.step_tokens)
+            seconds = 0.0
+            if full:
+                seconds += self._laps.seconds("prefill", self._inputs.step_tokens, full)
+            if rest:
+                seconds += self._laps.seconds("prefill", rest, 1)
+        else:
+            seconds = sum(self._laps.seconds("prefill", n, 1) for n in read)
+        engine.prefill_s += seconds
+        return now + seconds
+
+    def _answer_rest(self, engine: _Engine, now: float) -> float:
+        """Simulate decoding until all answers of an engine have ended, and return this time.
+
+        No request and no prompt is left, so the engine does not depend on other ranks.
+        """
+        left = len(engine.active)
+        ordered = sorted(engine.active)
+        for end, ending in itertools.groupby(ordered, operator.itemgetter(0)):
+            seconds = self._laps.seconds("decode", left, end - engine.steps)
+            engine.decode_s += seconds
+            engine.steps = end
+            over = [number for _, number in ending]
+            now = self._put(over, now + seconds)
+            left -= len(over)
+        engine.active = []
+        return now
+
+    def _put(self, over: Sequence[int], now: float) -> float:
+        """Simulate how an engine puts answers into the channel, and return the time of the end.
+
+        `over`: for each answer that has ended, the number of its request.
+        """
+        now += self._laps.seconds("put", len(over), 1)
+        if len(over) == 1:
+            counts: Mapping[int, int] = {over[0]: 1}
+        else:
+            counts = Counter(over)
+        for number, count in counts.items():
+            request = self._asked[number]
+            self._ends[request.env].append((now, count, request.group))
+        return now
+
+    def _grade(
+        self, began_s: float, groups: int, ends: list[tuple[float, int, Group]]
+    ) -> EnvResult:
+        """Simulate an env rank: it sends all its requests first, then grades answers in the order of their arrival.
+
+        `groups`: number of its groups. `ends`: its entries of `_ends`; they are sorted here.
+        """
         sim_s, reward_s, put_s, wait_s = (
             self._of(_RUN + part) for part in ("sim", "reward", "put", "wait")
         )
-        each = self._site.job.config.algorithm.samples_per_prompt
-        groups = len(self._site.job.groups(env))
+        each = self._inputs.samples
         asking_s = groups * (sim_s + put_s)
-        now = self._envs[env] + asking_s
-        left = Counter[tuple[int, int]]()
+        grading_s = wait_s + sim_s + 2 * reward_s
+        now = began_s + asking_s
+        left: dict[tuple[int, int], int] = {}
         whole: list[tuple[float, Group]] = []
-        for when_s, count, group in sorted(ends, key=lambda end: end[0]):
-            now = max(now, when_s) + count * (wait_s + sim_s + 2 * reward_s)
-            left[group.number] += count
-            if left[group.number] == each:
+        ends.sort(key=operator.itemgetter(0))
+        for when_s, count, group in ends:
+            now = max(now, when_s) + count * grading_s
+            graded = left.get(group.number, 0) + count
+            left[group.number] = graded
+            if graded == each:
                 whole.append((now, group))
                 now += put_s
         answers = groups * each
-        graded_s = answers * (wait_s + sim_s + 2 * reward_s)
         return EnvResult(
             ended_s=now,
             groups=whole,
             sim_s=(groups + answers) * sim_s,
             reward_s=2 * answers * reward_s,
-            cpu_s=asking_s + graded_s + groups * put_s,
+            cpu_s=asking_s + answers * grading_s + groups * put_s,
         )
 
 
-class _Decoding:
-    """Gives the seconds of engine steps by the number of answers. Counts the steps to record their costs at the end."""
+class _Laps:
+    """Gives the seconds of parts of the generation, and counts them to record their costs at the end."""
 
-    def __init__(self, site: TextSite) -> None:
-        self._costs = site.costs
-        self._most = site.job.config.rollout.step_tokens
-        self._once: dict[int, float] = {}
-        self._laps = Counter[int]()
+    def __init__(self, costs: Costs) -> None:
+        self._costs = costs
+        # (part, size) -> seconds of one lap, and number of laps
+        self._once: dict[tuple[str, int], float] = {}
+        self._counts: dict[tuple[str, int], int] = {}
 
-    def step_s(self, answers: int, steps: int) -> float:
-        """Return the seconds of `steps` steps, and count them; if `steps` is 0, the seconds of one step, uncounted."""
-        once = self._once.get(answers)
-        if once is None:
-            once = self._costs.of(_GENERATE + "decode", answers).seconds
-            self._once[answers] = once
-            # This step is recorded already.
-            self._laps[answers] -= 1
-        self._laps[answers] += steps
-        return once * (steps or 1)
+    def once_s(self, part: str, size: int) -> float:
+        """Return the seconds of one lap of `part`, a part of the worker method `generate`. The lap is not counted."""
+        key = part, size
+        if key not in self._once:
+            self._once[key] = self._costs.of(_GENERATE + part, size).seconds
+            # This lap is recorded already.
+            self._counts[key] = -1
+        return self._once[key]
 
-    def read_s(self, prompts: Sequence[int], *, whole: bool) -> float:
-        """Return the seconds of the prefill of prompts. `whole`: whether one engine step processes all of them."""
-        name = _GENERATE + "prefill"
-        if not whole:
-            return sum(self._costs.of(name, n).seconds for n in prompts)
-        full, rest = divmod(sum(prompts), self._most)
-        seconds = 0.0
-        if full:
-            seconds += self._costs.of(name, self._most, laps=full).seconds
-        if rest:
-            seconds += self._costs.of(name, rest).seconds
-        return seconds
+    def seconds(self, part: str, size: int, laps: int) -> float:
+        """Return the seconds of `laps` laps of `part` with work of this size, and count them."""
+        key = part, size
+        once_s = self._once.get(key)
+        if once_s is None:
+            once_s = self.once_s(part, size)
+        self._counts[key] += laps
+        return once_s * laps
 
     def record(self) -> None:
-        """Record the costs of all counted steps, so that the search knows which costs matter."""
-        for answers, laps in self._laps.items():
-            self._costs.of(_GENERATE + "decode", answers, laps=laps)
+        """Record the costs of all counted laps, so that the search knows which costs matter."""
+        for (part, size), laps in self._counts.items():
+            self._costs.of(_GENERATE + part, size, laps=laps)
 
 
 def computed_as_a_whole(site: TextSite, cores: int) -> bool:

@@ -1149,7 +1149,7 @@ def _not_an_override(word: str, words: Sequence[str]) -> ConfigError:
     # What a wrong form or a missing bracket means
     meant = meant_by(word, words, _parses)
     if meant is not None:
-        facts = {
+        facts: dict[str, Any] = {
             name: text if name in ("name", "value") else shlex.quote(text)
             for name, text in meant.facts.items()
         }

@@ -62,9 +62,9 @@ no network; `--write` makes this page.
 
 {summary}.
 
-Sizes are GiB where nothing else is said; a ratio is predicted over published. The bounds are 0.97 to 1.10; of a KV
-cache, which is what is left of a share, 0.91 to 1.03, since there less is the safe side. A default test holds every row
-within its bounds or with a reason."""
+Sizes are in GiB unless a row says otherwise. A ratio is the predicted value divided by the published one. It should be
+between 0.97 and 1.10. For a KV cache, the bounds are 0.91 and 1.03: a cache gets what other parts leave, so a smaller
+prediction is the safe side. A default test checks that every row is within its bounds or has a reason."""
 
 _END = """\
 ## What was taken from these runs

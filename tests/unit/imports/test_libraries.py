@@ -238,9 +238,15 @@ ENGINES = "--vllm_num_engines 8 "
         ),
         (
             "openrlhf",
-            ENGINES + "--rollout_batch_size 4",
+            ENGINES + "--rollout_batch_size 4 --train_batch_size 4",
             "rank-without-rows",
             "prompts: 8",
+        ),
+        (
+            "openrlhf",
+            ENGINES + "--rollout_batch_size 4",
+            "import-batches",
+            "--rollout.batch_size 8",
         ),
         (
             "openrlhf",
@@ -489,7 +495,7 @@ BOTH = "'allocation_mode=sglang[rollout]:d8|fsdp[actor]:d8' enable_offload=true 
             "--num-rollout 3000 --eval-interval -1",
             {
                 "algorithm.kl_estimator": "k3",
-                "runner": {"total_iterations": 3000},
+                "runner": {"total_iterations": 3000, "seed": 1234},
                 "actor.model.hidden_size": 2560,
             },
         ),

@@ -68,7 +68,7 @@ def test_a_refusal_changes_nothing_and_names_the_residents_by_size() -> None:
         "         rollout rank 0: kv cache 50 bytes",
         "         actor rank 0: weights 20 bytes",
         "         rollout rank 0: weights 10 bytes",
-        "    fix: rollout.enable_offload: true     (or cluster.accelerator.memory: 110)",
+        "    fix: rollout.enable_offload: true        (or cluster.accelerator.memory: 110)",
     ]
     assert actor.held_bytes() == 20, (
         "also not on accelerator 0, where it would have fitted"

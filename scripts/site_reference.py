@@ -424,6 +424,7 @@ def _shown(default: object, unit: str) -> str:
 def configs_page() -> str:
     """Return every shipped config as it is."""
     text = "# Shipped configs\n\nRun one by its name: `scripts/train NAME`, plan it with `scripts/plan NAME`.\n"
+    text += "`task/hopper` is the task of `scripts/train hopper`, `placement/hybrid` that of `placement=hybrid`.\n"
     for file in sorted((ROOT / "configs").rglob("*.yaml")):
         name = file.relative_to(ROOT / "configs").with_suffix("").as_posix()
         text += f"\n## {name}\n\n```yaml\n{file.read_text(encoding='utf-8')}```\n"

@@ -39,7 +39,8 @@ class Words:
     config: bool = False
 
 
-_CONFIGS = tuple(compose.config_names())
+# The name of a task stands in the place of a config's
+_CONFIGS = tuple(compose.config_names() | compose.group_names(compose.TASK))
 _HYDRA = ("--config-name", "--config-dir", "--cfg", "--multirun", "--help")
 _AFTER_HYDRA = {"--config-name": _CONFIGS, "--cfg": ("job", "hydra", "all")}
 _TEXT_OR_JSON = {"--format": ("text", "json")}
@@ -112,7 +113,7 @@ def script(shell: str) -> str:
         "VERSION": __version__,
         "COMMANDS": " ".join(COMMANDS),
         "WITH_CONFIG": " ".join(name for name, has in COMMANDS.items() if has.config),
-        "CONFIGS": " ".join(compose.config_names()),
+        "CONFIGS": " ".join(_CONFIGS),
         "KEYS": " ".join(sorted(_keys())),
     }
     cases = {
@@ -139,7 +140,8 @@ def _keys() -> dict[str, tuple[str, ...]]:
     keys = override_keys()
     for component in COMPONENTS:
         keys[f"cluster.component_placement.{component}"] = ("all", "rest", "cpu")
-    keys["cluster"] = tuple(compose.group_names("cluster"))
+    for group in (compose.CLUSTER, compose.TASK, compose.PLACEMENT):
+        keys[group] = tuple(compose.group_names(group))
     keys["resume"] = ("auto",)
     return keys
 

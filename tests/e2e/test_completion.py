@@ -68,6 +68,9 @@ def in_bash(scripts: Path, line: str, folder: Path) -> list[str]:
         ),
         ("rlplace train hybrid_ppo ++dry_run=", ["true ", "false "]),
         ("rlplace plan hybrid_ppo cluster=8", ["8xH100 "]),
+        ("rlplace train hopp", ["hopper "]),
+        ("rlplace train task=walk", ["walker2d "]),
+        ("rlplace train hopper placement=hy", ["hybrid "]),
         (
             "rlplace plan x cluster.component_placement.env=",
             ["all ", "rest ", "cpu "],

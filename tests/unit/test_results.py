@@ -99,7 +99,7 @@ def test_a_mean_below_a_reference_is_said() -> None:
     lower = page([run(0), run(1), run(2)])
     assert "Below a reference: `hopper` (of CleanRL). " in lower
     assert "| `hopper` " in lower
-    assert "**2,001 ± 1.0** | 2,500 ± 0.0 | 2,383 ± 272 (Hopper-v4, 1M) |" in lower
+    assert "**2,001 ± 1.00** | 2,500 ± 0.00 | 2,383 ± 272 (Hopper-v4, 1M) |" in lower
     assert "No mean is below" in page([run(sampled=2400.0)])
 
 

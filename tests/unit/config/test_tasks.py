@@ -134,7 +134,7 @@ def test_a_sweep_takes_several_tasks() -> None:
         ("hoper", "hopper"),
         ("walker", "walker2d"),
         ("Walker2d-v5", "walker2d"),
-        ("mountaincar", "mountain_car_continuous"),
+        ("invertedpendulum", "inverted_pendulum"),
         ("half_cheetah", "halfcheetah"),
     ],
 )

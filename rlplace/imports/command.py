@@ -250,8 +250,8 @@ def _settings(
             continue
         config = scripts[file].config
         if config is not None:
-            words = [word for word, _ in scripts[file].words]
-            settings += _of_yaml(library, config, words)
+            typed = [word for word, _ in scripts[file].words]
+            settings += _of_yaml(library, config, typed)
         settings += overrides_of(scripts[file].words)
     settings += read_overrides(_joined(typed_words), "")
     return resolved(settings), notes

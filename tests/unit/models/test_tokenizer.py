@@ -316,6 +316,55 @@ def test_each_limit_of_a_template_is_named(
     assert limit in str(caught.value)
 
 
+_WIDTH = "it formats with too large a width"
+_SIZE = "16,777,216 characters"
+
+
+@pytest.mark.parametrize(
+    ("expression", "limit"),
+    [
+        ("'%0999999d' % 1", _WIDTH),
+        ("'%0999999d' | format(1)", _WIDTH),
+        ("'{:>999999}'.format(1)", _WIDTH),
+        ("'a'.ljust(200000)", "it passes a number beyond 100,000"),
+        ("'a' | center(200000)", "it passes a number beyond 100,000"),
+        ("'a' * 20000000", _SIZE),
+        ("many + many", _SIZE),
+        ("('a' * 5000).replace('a', 'b' * 5000)", _SIZE),
+        ("('a' * 5000) | replace('a', 'b' * 5000)", _SIZE),
+        ("('b' * 5000).join(['a'] * 5000)", _SIZE),
+        ("(['a'] * 5000) | join('b' * 5000)", _SIZE),
+        ("('\t' * 1000).expandtabs(90000)", _SIZE),
+        ("('\n' * 1000) | indent(90000)", _SIZE),
+        ("2 ** 2000000", "it makes a number that is too large"),
+        ("large * large * large", "it makes a number that is too large"),
+    ],
+)
+def test_a_template_makes_nothing_that_is_too_large(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, expression: str, limit: str
+) -> None:
+    """It is refused before it is made: what has been made is not looked at here, and not written."""
+    monkeypatch.setattr(
+        template_limits.LimitedEnvironment, "_sized", lambda _, value: value
+    )
+    given = "{% set many = 'a' * 10000000 %}{% set large = 2 ** 500000 %}"
+    tokenizer = with_template(tmp_path, f"{given}{{% set made = {expression} %}}")
+    with pytest.raises(ConfigError) as caught:
+        tokenizer.chat([Message("user", "Hi")])
+    assert limit in str(caught.value)
+
+
+@pytest.mark.parametrize("expression", ["many ~ many", "[many, many] | join"])
+def test_a_text_of_a_template_is_looked_at_when_it_is_made(
+    tmp_path: Path, expression: str
+) -> None:
+    given = "{% set many = 'a' * 10000000 %}"
+    tokenizer = with_template(tmp_path, f"{given}{{% set made = {expression} %}}")
+    with pytest.raises(ConfigError) as caught:
+        tokenizer.chat([Message("user", "Hi")])
+    assert _SIZE in str(caught.value)
+
+
 def test_a_template_within_the_limits_is_as_before(tmp_path: Path) -> None:
     template = (
         "{% for m in messages if m.role != 'x' %}{{ loop.index }}/{{ loop.length }}{{ ',' if not loop.last }}"

@@ -188,7 +188,7 @@ def resumed(job: Prepared) -> Resumed | None:
         verify(checkpoint)
     mapping = with_job_of(yaml.safe_load(checkpoint.text(CONFIG)), job.mapping)
     # An older version has saved blocks that nothing reads
-    mapping = without_unread(mapping, job.plan.warnings)
+    mapping = dict(without_unread(mapping, job.plan.warnings))
     # Passwords of addresses are not saved, so they are not compared.
     differences = _differences(
         read_job(hidden_passwords(mapping)), read_job(hidden_passwords(job.mapping))

@@ -37,7 +37,7 @@ _MEANT = {
     **dict.fromkeys(("eval", "test", "play", "enjoy"), "evaluate {}"),
     **dict.fromkeys(("sweep", "multirun"), "train {} --multirun"),
     **dict.fromkeys(("new", "create"), "init {}"),
-    **dict.fromkeys(("check", "validate", "show", "dryrun", "dry-run"), "plan {}"),
+    **dict.fromkeys(("check", "validate", "show", "dryrun"), "plan {}"),
     **dict.fromkeys(("tune", "optimize"), "search {}"),
     **dict.fromkeys(("list", "ls"), "runs {}"),
     **dict.fromkeys(("bench", "benchmark"), "profile {}"),

@@ -154,6 +154,9 @@ def _not_a_run(folder: Path, key: str, error: Exception) -> ConfigError:
     `key`: name of the argument or config key that gave the folder. `error`: why the folder is not that of a run.
     """
     run = _newest_run_below(folder)
+    cause: object = error
+    if isinstance(error, OSError):
+        cause = f"{error.filename}: {error.strerror}"
     name = "folder"
     if run is not None:
         name = "folder-above"
@@ -164,7 +167,7 @@ def _not_a_run(folder: Path, key: str, error: Exception) -> ConfigError:
         error=name,
         config=CONFIG,
         plan=PLAN,
-        cause=error,
+        cause=cause,
         run=run,
     )
 

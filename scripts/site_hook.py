@@ -43,7 +43,7 @@ FENCE = re.compile(r"(^```.*?^```)", re.MULTILINE | re.DOTALL)
 SEARCHED = {
     "decisions/": {"boost": 0.1},
     "architecture.md": {"boost": 0.3},
-    "reference/hyperparameters.md": {},
+    "reference/hyperparameters.md": {"boost": 0.9},
     "reference/config.md": {"boost": 0.9},
     "reference/": {"boost": 0.5},
     "changelog.md": {"boost": 0.1},

@@ -161,7 +161,8 @@ def config_page() -> str:
         "# Config keys\n\nEvery key of a config, from `rlplace/config/blocks`. Jobs whose actor is a language model "
         "and jobs with simulators have different keys in some blocks. A key that is not listed is an error; the error "
         "names the nearest key that is. The keys that are tuned most are on one page: "
-        "[hyperparameters](hyperparameters.md). `python -m rlplace.plan schema` prints the same as a JSON Schema.\n"
+        "[keys of hyperparameters](hyperparameters.md). `python -m rlplace.plan schema` prints the same as a JSON "
+        "Schema.\n"
         + entries
     )
 
@@ -310,8 +311,9 @@ def hyperparameters_page() -> str:
     """Return the keys that are tuned most, by the names that other libraries give them."""
     keys = found_keys()
     text = (
-        "# Hyperparameters\n\nThe settings of training that are tuned most, by the names that other libraries give "
-        "them. Each key is an override of the command line or a line of YAML:\n\n"
+        "# Keys of hyperparameters\n\nThe settings of training that are tuned most, by the names that other libraries "
+        "give them, with their defaults. [Hyperparameters](../hyperparameters.md) says what each does, and has the "
+        "settings of the shipped tasks. Each key is an override of the command line or a line of YAML:\n\n"
         "```bash\nrlplace train cartpole actor.optimizer.lr=1e-3 algorithm.gamma=0.98\n```\n\n"
         "Shipped configs set some of these keys for their task: [shipped configs](configs.md). A run keeps the values "
         "that it had in `config.yaml` of its folder. All other keys: [config keys](config.md).\n"

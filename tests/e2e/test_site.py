@@ -17,7 +17,7 @@ ROOT = Path(__file__).parents[2]
 
 # What readers type -> the page or the entry that the first hit leads to.
 ANSWERS = {
-    "hyperparameters": "reference/hyperparameters/",
+    "hyperparameters": "hyperparameters/",
     "learning rate": "reference/hyperparameters/#learning-rate",
     "gamma": "reference/config/#algorithm.gamma",
     "channel": "own_workers/#channels",

@@ -72,7 +72,7 @@ def test_the_settings_are_read() -> None:
     task, another, images, agent, critic, judges, cut, context, real = blocks
     rest: dict[str, Any] = {
         "cluster": {"component_placement": {"actor": 0, "env": 0, "rollout": 0}},
-        "algorithm": {"name": "grpo", "prompts": 1},
+        "algorithm": {"name": "grpo", "prompts": 256},
         "actor": {"model": {"path": "somewhere"}},
     }
     with_critic = read_config(rest | {"env": {"task": "arithmetic"}} | critic)

@@ -43,6 +43,7 @@ _SIGMA = 0.7  # of the logarithms of answers' lengths, not published
 _PROMPTS = 64
 _ANSWERS = 32
 _H100 = "H100-80GB"
+_GB200 = "GB200"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -94,15 +95,23 @@ def _mapping(
     model: Mapping[str, Any], gpus: int, product: str, placement: Mapping[str, Any]
 ) -> dict[str, Any]:
     per_node = min(8, gpus)
-    nodes = {
-        "count": gpus // per_node,
-        "accelerators": per_node,
+    nodes: dict[str, Any] = {
         "product": product,
         "host_memory": "2TiB",
         "nvlink_gb_per_s": 450,
         "pcie_gb_per_s": 50,
         "network_gb_per_s": 50,
     }
+    if product == _GB200:
+        per_node = min(4, gpus)
+        # NVLink joins all nodes of a rack, and two accelerators to their Grace.
+        nodes |= {
+            "nvlink_gb_per_s": 900,
+            "pcie_gb_per_s": 225,
+            "network_gb_per_s": 900,
+        }
+    nodes["count"] = gpus // per_node
+    nodes["accelerators"] = per_node
     return {
         "cluster": {
             "num_nodes": gpus // per_node,
@@ -141,7 +150,7 @@ def step_mapping(row: Mapping[str, Any], model: Mapping[str, Any]) -> dict[str, 
     if row["engine"] > 1:
         engines["tensor_parallel_size"] = row["engine"]
     placement = {"actor": learner, "rollout": engines, "reference": learner}
-    values = _mapping(model, gpus, _H100, placement)
+    values = _mapping(model, gpus, row.get("product", _H100), placement)
     values["actor"]["checkpointing"] = row["checkpointing"]
     values["rollout"]["enable_offload"] = not row["apart"]
     values["reference"] = {"token_budget": 2 * _LONGEST, "enable_offload": True}
@@ -209,7 +218,8 @@ def compared() -> list[Compared]:
         kept = "all in turn"
         if row["apart"]:
             kept = f"{row['apart']} generate, {row['off']} off"
-        name = f"{row['model']}, {row['gpus']} x H100, {kept}"
+        product = row.get("product", _H100).partition("-")[0]
+        name = f"{row['model']}, {row['gpus']} x {product}, {kept}"
         if row["train_tensor"] > 1:
             name += f", tensor {row['train_tensor']}"
         for what, published in row["published"].items():

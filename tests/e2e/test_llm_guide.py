@@ -112,7 +112,7 @@ def test_the_settings_are_read() -> None:
             "cluster": rest["cluster"],
             "actor": rest["actor"],
             **real,
-            "algorithm": {"prompts": 1, **real["algorithm"]},
+            "algorithm": {"prompts": 256, **real["algorithm"]},
         }
     )
     assert [reward.name for reward in whole.env.rewards] == [

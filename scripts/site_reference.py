@@ -162,8 +162,7 @@ def config_page() -> str:
         "and jobs with simulators have different keys in some blocks. A key that is not listed is an error; the error "
         "names the nearest key that is. The keys that are tuned most are on one page: "
         "[keys of hyperparameters](hyperparameters.md). `python -m rlplace.plan schema` prints the same as a JSON "
-        "Schema.\n"
-        + entries
+        "Schema.\n" + entries
     )
 
 

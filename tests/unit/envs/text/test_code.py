@@ -672,7 +672,8 @@ def test_no_trick_passes_a_test_or_raises(
     ],
 )
 def test_code_that_does_not_come_back_passes_nothing(code: str, test: str) -> None:
-    assert run_checks(code, read(["assert 1 == 1", test]), timeout_s=1.5) == 1
+    # Long enough for the first test to end on a loaded machine, too
+    assert run_checks(code, read(["assert 1 == 1", test]), timeout_s=5) == 1
 
 
 # Replaces names of Python in what the answer process tells of its names

@@ -66,6 +66,13 @@ if TYPE_CHECKING:
     from pydantic_core import ErrorDetails
 
 _T = TypeVar("_T")
+
+# Name of an error -> form of a text that was meant as a key and its value: `prompts:256`, which YAML reads as a text,
+# and `prompts 256`, which has no colon
+_TORN_LINES = {
+    "no-blank": re.compile(r"(\w+):([^\s:].*)"),
+    "no-colon": re.compile(r"(\w+) +(\S+)"),
+}
 MOST_WHOLE = (1 << 63) - 1  # upper bound of whole numbers without another bound
 # In the meaning of a key: the value that switches off what the key sets
 _OFF = re.compile(
@@ -447,30 +454,19 @@ def _report_no_block(wrong: _Wrong, found: Found) -> None:
             shown=show(value),
         )
         return
-    torn = re.fullmatch(r"(\w+):([^\s:].*)", value) if isinstance(value, str) else None
-    if torn is not None and torn[1] in known:
-        # YAML reads `prompts:256` as a text
-        found.reject(
-            "wrong-type",
-            wrong.key,
-            value,
-            error="no-blank",
-            name=torn[1],
-            written=torn[2],
-        )
-        return
-    pair = re.fullmatch(r"(\w+) +(\S+)", value) if isinstance(value, str) else None
-    if pair is not None and pair[1] in known:
-        # A key and its value, without a colon
-        found.reject(
-            "wrong-type",
-            wrong.key,
-            value,
-            error="no-colon",
-            name=pair[1],
-            written=pair[2],
-        )
-        return
+    text = value if isinstance(value, str) else ""
+    for error, form in _TORN_LINES.items():
+        torn = form.fullmatch(text)
+        if torn is not None and torn[1] in known:
+            found.reject(
+                "wrong-type",
+                wrong.key,
+                value,
+                error=error,
+                name=torn[1],
+                written=torn[2],
+            )
+            return
     line = f"{leaf}: {block_of_name(below, value)}"
     if wrong.is_item:
         line = _whole_list(path, block_of_name(below, value), wrong.written)

@@ -260,6 +260,11 @@ def test_no_group_begins_behind_one_whose_setup_failed(
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.parametrize(
+    "launcher",
+    ["inline", pytest.param("ray", marks=[pytest.mark.ray, pytest.mark.slow])],
+    indirect=True,
+)
 def test_the_driver_has_an_end_of_its_own(
     make_cluster: MakeCluster, launcher: str
 ) -> None:

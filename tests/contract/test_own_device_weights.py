@@ -140,6 +140,7 @@ def test_other_shapes_are_told_as_through_the_host(cluster: Cluster) -> None:
     assert error.value.component == "sampler"
 
 
+@pytest.mark.slow
 def test_a_lost_source_frees_its_targets(cluster: Cluster) -> None:
     groups = started(
         cluster,

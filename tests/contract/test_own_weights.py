@@ -121,6 +121,7 @@ def failed(source: WorkerGroup, target: WorkerGroup, version: int = 0) -> Any:
     return cause.problem
 
 
+@MOSTLY_INLINE
 def test_targets_have_the_bits_of_the_source_in_the_tensors_that_they_had(
     synced: Synced,
 ) -> None:
@@ -381,11 +382,12 @@ def test_a_group_outside_of_a_sync_does_not_break_it(threads: Cluster) -> None:
     sync(learner, sampler, 0)
 
 
+@pytest.mark.ray
+@pytest.mark.slow
+@pytest.mark.parametrize("launcher", ["ray"], indirect=True)
 def test_after_a_rank_was_replaced_a_version_can_be_sent_again(
-    cluster: Cluster, launcher: str
+    cluster: Cluster,
 ) -> None:
-    if launcher == "inline":
-        pytest.skip("a thread cannot be replaced")
     learner, sampler = pair(cluster)
     for group in (learner, sampler):
         group.outlast = "give up"

@@ -193,11 +193,10 @@ def test_what_is_frozen_is_left_to_the_folder_of_the_model(
 @pytest.mark.parametrize(
     "kind",
     [
-        "factors",
         "moments of 8 bits",
         *(
             pytest.param(kind, marks=pytest.mark.slow)
-            for kind in ("16-bit weights, float32 copies", "critic")
+            for kind in ("factors", "16-bit weights, float32 copies", "critic")
         ),
     ],
 )

@@ -178,7 +178,7 @@ def test_at_level_1_weights_outlive_a_sleep(
     assert answer(engine, asked) == before
 
 
-@pytest.mark.parametrize("level", [1, 2])
+@pytest.mark.parametrize("level", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_moves_on_a_gpu_are_steps_that_vllms_own_core_allows(
     build: Build,
     weights: Mapping[str, Tensor],
@@ -410,7 +410,11 @@ def test_it_leaves_the_process_as_it_found_it_and_without_a_seed_no_two_draw_ali
 
 
 @pytest.mark.parametrize(
-    "bad", ["layers.0.self_attn.k_proj.weight", "layers.1.mlp.up_proj.weight"]
+    "bad",
+    [
+        "layers.0.self_attn.k_proj.weight",
+        pytest.param("layers.1.mlp.up_proj.weight", marks=pytest.mark.slow),
+    ],
 )
 def test_layers_that_a_reload_leaves_unfinished_have_the_tensors_that_they_had(
     bad: str, build: Build, weights: Mapping[str, Tensor], expected: np.ndarray

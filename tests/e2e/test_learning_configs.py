@@ -14,6 +14,7 @@ NEEDED = {
     "minigrid": "minigrid",
     "fetch_reach": "gymnasium_robotics",
 }
+SLOW = {"cartpole_memory", "minigrid"}
 SMALL = (
     "env.total_num_envs=8",
     "algorithm.rollout_steps=32",
@@ -25,9 +26,9 @@ SMALL = (
 @pytest.mark.parametrize(
     "name",
     [
-        # test_recurrent_inline.py has runs with a memory.
-        pytest.param("cartpole_memory", marks=pytest.mark.slow),
-        *(name for name in NEEDED if name != "cartpole_memory"),
+        # Runs with a memory are in test_recurrent_inline.py, and with images in test_policies_inline.py.
+        pytest.param(name, marks=pytest.mark.slow if name in SLOW else ())
+        for name in NEEDED
     ],
 )
 def test_two_iterations_run(name: str, tmp_path: Path) -> None:

@@ -25,6 +25,7 @@ learner: {{folder: {folder}}}
 
 
 @pytest.mark.ray
+@pytest.mark.slow
 def test_no_sample_is_lost_or_learned_twice(tmp_path: Path) -> None:
     text = YAML.format(folder=tmp_path, iterations=ITERATIONS)
     (tmp_path / "killed.yaml").write_text(text)

@@ -57,7 +57,11 @@ def ended_by_the_death_of(name: str, output: Path) -> Finished:
 @pytest.mark.parametrize(
     ("name", "cause"),
     [
-        ("gcs_server", "cluster.ray: the GCS of the Ray that this run has started"),
+        pytest.param(
+            "gcs_server",
+            "cluster.ray: the GCS of the Ray that this run has started",
+            marks=pytest.mark.slow,
+        ),
         ("raylet", "cluster.ray: the raylet of the Ray that this run has started"),
         pytest.param(
             "ray::DashboardAgent",
@@ -111,17 +115,25 @@ def ended_by_the_stop_of(name: str, output: Path, killed: str = "") -> Finished:
     return run
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "killed", "cause"),
     [
         ("raylet", "", "the raylet of the Ray that this run has started stands still"),
-        *(
-            pytest.param(name, "env rank 0", cause, marks=pytest.mark.slow)
-            for name, cause in (
-                ("raylet", "the raylet of the Ray that this run has started stands"),
-                ("gcs_server", "the GCS of the Ray that this run has started stands"),
-                ("ray::RuntimeEnvAgent", "the agent for environments of the Ray"),
-            )
+        (
+            "raylet",
+            "env rank 0",
+            "the raylet of the Ray that this run has started stands",
+        ),
+        (
+            "gcs_server",
+            "env rank 0",
+            "the GCS of the Ray that this run has started stands",
+        ),
+        (
+            "ray::RuntimeEnvAgent",
+            "env rank 0",
+            "the agent for environments of the Ray",
         ),
     ],
 )

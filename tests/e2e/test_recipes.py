@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import json
 import re
+import runpy
 import subprocess
 import sys
 from importlib.util import find_spec
@@ -51,8 +52,13 @@ def _learned(
 
 
 @pytest.mark.parametrize("recipe", RECIPES)
-def test_its_plan_is_printed(recipe: str) -> None:
-    assert "the plan holds, nothing was started" in _run(recipe, "--dry-run")
+def test_its_plan_is_printed(
+    recipe: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    script = str(ROOT / "recipes" / f"{recipe}.py")
+    monkeypatch.setattr(sys, "argv", [script, "--dry-run"])
+    runpy.run_path(script, run_name="__main__")
+    assert "the plan holds, nothing was started" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("recipe", RECIPES)

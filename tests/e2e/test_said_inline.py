@@ -168,7 +168,12 @@ class OfBatch(Sure):
 
 
 @pytest.mark.parametrize(
-    ("network", "said"), [("Sure", 0), ("Dropped", 1), ("OfBatch", 1)]
+    ("network", "said"),
+    [
+        ("Sure", 0),
+        pytest.param("Dropped", 1, marks=pytest.mark.slow),
+        ("OfBatch", 1),
+    ],
 )
 def test_a_network_with_other_probabilities_in_rollout_and_actor_is_said(
     network: str, said: int, tmp_path: Path

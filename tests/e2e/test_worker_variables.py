@@ -131,9 +131,8 @@ def address() -> Iterator[str]:
 
 
 @pytest.mark.ray
-@pytest.mark.parametrize(
-    "start_by", ["fork", pytest.param("plain", marks=pytest.mark.slow)]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("start_by", ["fork", "plain"])
 def test_workers_of_a_ray_that_is_joined_have_those_that_are_named(
     tmp_path: Path, start_by: str, address: str
 ) -> None:

@@ -107,8 +107,11 @@ python3 --processes "$(ls -d /proc/[0-9]* | wc -l | grep -cE '^[0-9]$|^[0-9][0-9
 
 @isolated
 def test_a_script_without_an_end_is_ended_and_its_launches_are_kept(
-    tmp_path: Path,
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    assert "ulimit -t 10 " in sandbox._LIMITS
+    one_second = sandbox._LIMITS.replace("-t 10 ", "-t 1 ")
+    monkeypatch.setattr(sandbox, "_LIMITS", one_second)
     script = write(tmp_path, "python3 --a 1\nwhile true; do :; done\n")
     ran = run_script(script)
     assert ran.code != 0

@@ -235,7 +235,7 @@ VLLM = {"engine": "vllm", "enforce_eager": True, "step_tokens": 256}
 
 @pytest.mark.parametrize(
     "built",
-    [{}, pytest.param(VLLM, marks=pytest.mark.vllm)],
+    [{}, pytest.param(VLLM, marks=[pytest.mark.vllm, pytest.mark.slow])],
     ids=["transformers", "vllm"],
 )
 def test_answers_are_of_the_weights_that_were_pulled(

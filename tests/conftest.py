@@ -42,6 +42,8 @@ HANDLERS: dict[signal.Signals, Any] = {
     **dict.fromkeys(ENDING, signal.SIG_DFL),
 }
 
+_UNFREEZE = gc.unfreeze
+
 hypothesis.settings.register_profile("shared-machine", deadline=None)
 hypothesis.settings.register_profile("short", deadline=None, max_examples=40)
 
@@ -63,6 +65,19 @@ def pytest_collection() -> Generator[None, object, object]:
     finally:
         gc.enable()
         gc.freeze()
+        # vLLM unfreezes all objects when an engine closes. Each engine start after that would search the whole heap of
+        # the tests seven times.
+        gc.unfreeze = _keep_frozen
+
+
+def _keep_frozen() -> None:
+    """Take the place of `gc.unfreeze` in the processes of the tests."""
+
+
+def pytest_unconfigure() -> None:
+    """Unfreeze all objects, which libraries report as leaked otherwise."""
+    gc.unfreeze = _UNFREEZE
+    gc.unfreeze()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

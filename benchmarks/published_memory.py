@@ -41,13 +41,13 @@ SORTED_SCORE_BYTES = 38
 NAMES = {
     "weights": "weights",
     "peak": "activation peak",
-    "outside": "outside of torch",
+    "outside": "memory outside of torch",
     "cache": "KV cache",
     "tokens": "KV cache, tokens",
-    "asleep": "asleep, by the driver",
+    "asleep": "memory of a sleeping engine, from the driver",
     "allocated": "peak allocated",
     "reserved": "peak reserved",
-    "driver": "peak by the driver",
+    "driver": "peak, from the driver",
     "resident": "resident weights",
 }
 
@@ -55,42 +55,46 @@ NAMES = {
 _HEAD = """\
 # Validation
 
-Memory that others have published of their runs, beside what the memory proof predicts from their settings alone. No run
-of rlplace is among these. `python benchmarks/published_memory.py` reads `benchmarks/published_memory.toml`, where each
-run has its settings and its source, and asks the demands of which the proof of every plan consists. It needs no GPU and
-no network; `--write` makes this page.
+This page compares the memory use that others have published for their runs with the prediction of rlplace. The
+prediction uses only the settings of these runs. None of them is a run of rlplace. `python
+benchmarks/published_memory.py` reads the settings and sources of the runs from `benchmarks/published_memory.toml`, and
+computes the memory with the same formulas as every plan. It needs no GPU and no network. With `--write`, it writes
+this page.
 
 {summary}.
 
-Sizes are in GiB unless a row says otherwise. A ratio is the predicted value divided by the published one. It should be
-between 0.97 and 1.10. For a KV cache, the bounds are 0.91 and 1.03: a cache gets what other parts leave, so a smaller
-prediction is the safe side. A default test checks that every row is within its bounds or has a reason."""
+Sizes are in GiB unless the row names another unit. A ratio is the predicted value divided by the published value. It
+should be between 0.97 and 1.10. For a KV cache, the bounds are 0.91 and 1.03: the cache gets the memory that other
+parts leave free, so a prediction that is too small is safe. A test checks that every row is within its bounds or has a
+reason."""
 
 _END = """\
 ## What was taken from these runs
 
-Most lines follow from operations and shapes. Some sizes follow from nothing that a config states. They are taken from
-some of these runs, so the rows that have them confirm them and do not test them:
+Most predictions are computed from the operations and shapes of a model. Some sizes cannot be computed from a config.
+These sizes were measured in some of the published runs. The rows of these runs are therefore not a test of these
+sizes:
 
-| size | taken from |
+| size | measured in |
 |---|---|
-| 256 MiB of kernels outside of torch; 1.9 GiB more of buffers where an engine has several GPUs | vLLM 0.18 and 0.19 |
-| 64 MiB of workspaces in a step of an engine | vLLM 0.19, one size for 14 models |
-| 38 bytes of each score where an older vLLM sorts the scores | vLLM 0.11 |
-| 8 % of what a pass allocates and frees, which torch reserves and cannot use | torchtitan, the first of five rows |
-| 512 MiB of CUDA context | what drivers show |
+| 256 MiB for kernels outside of torch; 1.9 GiB more for buffers if an engine uses several GPUs | vLLM 0.18 and 0.19 |
+| 64 MiB for workspaces in a step of an engine | vLLM 0.19, the same size for 14 models |
+| 38 bytes for each logit if an older vLLM sorts the logits | vLLM 0.11 |
+| 8 % of the memory that a pass allocates and frees: torch reserves it and cannot use it | torchtitan, the first row |
+| 512 MiB for a CUDA context | the memory that GPU drivers report |
 
-What a version of a library does is part of the settings. vLLM before 0.17 sorts the scores of the vocabulary to draw
-from them, which takes 38 bytes of each score instead of 14. Before 0.21 it captures its graphs beside its share, since
-then in it. The log-probabilities for which runs of rlplace ask take 4 bytes more of each score. Libraries that make the
-scores of all tokens at once hold 12 bytes of each at the fullest moment (the log-softmax, its gradient and that of the
-loss), where rlplace makes tiles.
+The predictions depend on the version of a library. vLLM before 0.17 sorts the logits of the vocabulary to sample a
+token. This takes 38 bytes for each logit instead of 14. vLLM before 0.21 stores its CUDA graphs outside of the memory
+that `gpu_memory_utilization` gives it; later versions store them inside. The log-probabilities that rlplace requests
+take 4 bytes more for each logit. Libraries that compute the logits of all tokens at once hold 12 bytes for each logit
+at the peak (the log-softmax, its gradient and the gradient of the loss). rlplace computes logits in tiles instead.
 
 ## What is not there
 
-Published runs of reinforcement learning with all settings are few. Quantised weights, autocast (which keeps inputs of
-layers in float32), pipelines, images and families that the planner does not count itself are left out. So is every
-figure whose settings are not all given: batch, length, dtypes, sharding, what is recomputed, the version."""
+Few runs of reinforcement learning are published with all their settings. The table has no runs with quantised weights,
+autocast (which keeps inputs of layers in float32), pipeline parallelism or images, and no model families that the
+planner does not describe itself. It also has no run whose publication lacks one of these settings: batch size, length,
+dtypes, sharding, activation checkpointing, version."""
 
 
 class Row(NamedTuple):
@@ -244,19 +248,20 @@ def describe(run: Mapping[str, Any]) -> str:
         said.append(f"weights {run['weights']}")
         if run.get("lora_rank"):
             said.append(f"LoRA {run['lora_rank']}")
-        said.append("recomputed" if run["checkpointing"] else "nothing recomputed")
+        said.append("activation checkpointing" if run["checkpointing"] else "no activation checkpointing")
         if run.get("offload"):
-            said.append("inputs on the host")
+            said.append("activation offload")
         if run["logits"]:
-            said.append("whole scores")
+            said.append("all logits at once")
     if run.get("parallel", 1) > 1:
         said.append(f"TP {run['parallel']}")
     if run.get("context", 1) > 1:
         said.append(f"CP {run['context']}")
     # Weights, and what stays while an engine sleeps, depend on nothing else
     if run["kind"] == "engine" and not run["published"].keys() <= {"weights", "asleep"}:
-        said.append(f"share {run['share']:g}")
-        said.append(f"{run['tokens']:,} tokens and {run['sequences']:,} sequences")
+        said.append(f"gpu_memory_utilization {run['share']:g}")
+        step = f"{run['tokens']:,} tokens and {run['sequences']:,} sequences"
+        said.append(f"a step of {step} at most")
     if run["kind"] == "cache":
         said.append(f"{run['of_tokens']:,} tokens")
     for key in ("dtype", "cache_dtype"):
@@ -298,14 +303,14 @@ def summary(found: Sequence[Row]) -> str:
     inside = sum(row.inside for row in found)
     reasons = sum(not row.inside and bool(row.why) for row in found)
     return (
-        f"{len(found)} numbers of {len({row.url for row in found})} sources: {inside} within -3 % and +10 %, "
-        f"{reasons} beyond with a reason"
+        f"The table has {len(found)} numbers from {len({row.url for row in found})} sources: "
+        f"{inside} are within their bounds (-3 % to +10 %), {reasons} are outside and have a reason"
     )
 
 
 def _by_number(found: Sequence[Row]) -> list[str]:
     """Return a table with the ratios of each kind of number."""
-    lines = ["| number | rows | least | median | most |", "|---|---|---|---|---|"]
+    lines = ["| number | rows | smallest ratio | median ratio | largest ratio |", "|---|---|---|---|---|"]
     for number, name in NAMES.items():
         ratios = [row.ratio for row in found if row.number == number]
         middle = statistics.median(ratios)
@@ -334,7 +339,7 @@ def page(found: Sequence[Row]) -> str:
         lines.append(f"| {' | '.join(cells)} |")
     parts = [_HEAD.format(summary=summary(found)), "\n".join(_by_number(found))]
     parts.append("\n".join(lines))
-    parts.append("Beyond the bounds, and why:")
+    parts.append("Reasons for the rows outside of the bounds:")
     parts.append("\n".join(f"{at}. {why}" for at, why in enumerate(reasons, 1)))
     parts.append(_END)
     parts.append("\n".join(f"[{at}]: {url}" for at, url in enumerate(urls, 1)))

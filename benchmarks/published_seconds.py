@@ -215,13 +215,13 @@ def compared() -> list[Compared]:
     found: list[Compared] = []
     for row in known["step"]:
         seconds = predict_step(row, known["model"][row["model"]])
-        kept = "all in turn"
+        kept = "shared accelerators"
         if row["apart"]:
-            kept = f"{row['apart']} generate, {row['off']} off"
+            kept = f"{row['apart']} for generation, staleness {row['off']}"
         product = row.get("product", _H100).partition("-")[0]
         name = f"{row['model']}, {row['gpus']} x {product}, {kept}"
         if row["train_tensor"] > 1:
-            name += f", tensor {row['train_tensor']}"
+            name += f", TP {row['train_tensor']}"
         for what, published in row["published"].items():
             found.append(Compared(name, row["source"], what, published, seconds[what]))
     for row in known["pass"]:
@@ -263,7 +263,7 @@ def render(rows: Sequence[Compared]) -> str:
         own = [row for row in rows if row.source == name]
         lines += ["", f"[{source['title']}]({source['url']})", ""]
         lines += [
-            "| run | | published | predicted | error |",
+            "| run | number | published | predicted | error |",
             "|---|---|---:|---:|---:|",
         ]
         for row in own:
@@ -279,7 +279,7 @@ def render(rows: Sequence[Compared]) -> str:
     right = sum(ok for *_, ok in ordered)
     lines += [
         "",
-        "| numbers | count | median of the absolute error |",
+        "| numbers | count | median absolute error |",
         "|---|---:|---:|",
     ]
     kinds = {
@@ -293,7 +293,7 @@ def render(rows: Sequence[Compared]) -> str:
         lines.append(f"| {kind} | {len(some)} | {median_error(some):.0%} |")
     lines += [
         "",
-        f"Order of placements of one model and source: {right} of {len(ordered)} pairs are right.",
+        f"Order of placements for one model and source: the prediction is right for {right} of {len(ordered)} pairs.",
     ]
     for one, other, ok in ordered:
         if not ok:

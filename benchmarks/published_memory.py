@@ -69,7 +69,7 @@ parts leave free, so a prediction that is too small is safe. A test checks that 
 reason."""
 
 _END = """\
-## What was taken from these runs
+## Sizes that were measured in these runs
 
 Most predictions are computed from the operations and shapes of a model. Some sizes cannot be computed from a config.
 These sizes were measured in some of the published runs. The rows of these runs are therefore not a test of these
@@ -89,7 +89,7 @@ that `gpu_memory_utilization` gives it; later versions store them inside. The lo
 take 4 bytes more for each logit. Libraries that compute the logits of all tokens at once hold 12 bytes for each logit
 at the peak (the log-softmax, its gradient and the gradient of the loss). rlplace computes logits in tiles instead.
 
-## What is not there
+## Runs that are not in the table
 
 Few runs of reinforcement learning are published with all their settings. The table has no runs with quantised weights,
 autocast (which keeps inputs of layers in float32), pipeline parallelism or images, and no model families that the

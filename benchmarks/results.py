@@ -217,24 +217,25 @@ def train_missing(tasks: Sequence[str], seeds: Sequence[int]) -> int:
 _HEAD = """\
 # Results
 
-What PPO learns with the shipped settings of each task, beside what others have published.
+This page compares the returns of PPO with the shipped settings of each task with returns that others have published.
 
 ```bash
 rlplace train hopper                             # a row of this page: one process, two cores or one
 rlplace train task=hopper placement=hybrid       # the same settings in another placement
 ```
 
-The settings, which other libraries call hyperparameters, are in `configs/task`; [hyperparameters](hyperparameters.md)
-says which setting does what and what was tried.
+The settings of a task, also called hyperparameters, are in `configs/task`. The page
+[hyperparameters](hyperparameters.md) explains them and lists the runs that led to them.
 
 {table}
 
-- **sampled**: mean return of the last 100 training episodes, with actions drawn from the policy. CleanRL reports this
-  number. **greedy**: mean return of {episodes} episodes after training, by the likeliest actions. RL Baselines3 Zoo
-  reports this number. Both are means over the seeds, ± their standard deviation.
-- **CPU s**: processor seconds of the whole command, start included, with one torch thread. On a quiet machine, it is
-  about the wall time. **wall s**: as it was, on a machine of two cores on which many other programs ran at the same
-  time. CleanRL's runs of HalfCheetah, Hopper and Walker2d took {minutes} minutes each, on another machine.
+- **sampled**: mean return of the last 100 training episodes, with sampled actions. CleanRL reports this number.
+- **greedy**: mean return of {episodes} episodes after training, with the most likely actions. RL Baselines3 Zoo reports
+  this number. Both numbers are means over the seeds, ± their standard deviation.
+- **CPU s**: processor seconds of the whole command with its start, with one torch thread. On an idle machine, this is
+  about the wall time.
+- **wall s**: measured seconds on a machine with two cores, on which many other programs ran at the same time. CleanRL's
+  runs of HalfCheetah, Hopper and Walker2d took {minutes} minutes each, on another machine.
 - {below}
 - {without}
 """
@@ -242,30 +243,31 @@ says which setting does what and what was tried.
 _END = """\
 ## Curves
 
-Mean return of the last 100 episodes by environment steps: each seed, and their mean. The dashed line is CleanRL's
-return, the dotted line that of RL Baselines3 Zoo, each after the steps in the table.
+The curves show the mean return of the last 100 episodes over environment steps: one curve for each seed, and their
+mean. The dashed line is CleanRL's return. The dotted line is the return of RL Baselines3 Zoo. Both are returns after
+the steps in the table.
 
 ![Curves of all tasks](results.svg)
 
 ## How this was made
 
-- Seeds 0, 1 and 2 are reported, all of them. Settings were chosen by other runs, with seed 100.
-- Our tasks are those of Gymnasium {gymnasium} (`-v5`) with MuJoCo {mujoco}. The published returns are of older
-  versions of the same tasks, which the table names: rewards, observations and models differ a little (`-v5` mended
-  rewards of Hopper, Walker2d, Ant and Pusher, and Ant shows its contact forces). So compare with care.
+- Seeds 0, 1 and 2 are reported, all of them. The settings were chosen with other runs, which had seed 100.
+- The tasks of rlplace are those of Gymnasium {gymnasium} (`-v5`) with MuJoCo {mujoco}. The published returns are for
+  older versions of the same tasks, which the table names. Rewards, observations and models differ a little: `-v5`
+  corrected the rewards of Hopper, Walker2d, Ant and Pusher, and Ant observes its contact forces. So compare with care.
 - CleanRL: `ppo_continuous_action.py` and `ppo.py`, three seeds, {cleanrl}.
-- RL Baselines3 Zoo: one run each, with settings tuned for each task, {zoo}.
-  The deviation is over episodes.
-- Not here: Box2D, Atari and robot arms, whose libraries were not installed on the machine of these runs.
+- RL Baselines3 Zoo: one run for each task, with settings tuned for the task, {zoo}.
+  Its standard deviation is over episodes.
+- The page has no Box2D, Atari and robot arms, because their libraries were not installed on the machine of these runs.
 
 ```bash
-python benchmarks/results.py train           # trains what is missing in benchmarks/results
-python benchmarks/results.py --write         # makes this page
+python benchmarks/results.py train           # trains the runs that are missing in benchmarks/results
+python benchmarks/results.py --write         # writes this page
 ```
 
 `benchmarks/results` has a small file for each run: settings, versions, curve. `benchmarks/results.toml` has the
-published returns. A default test holds that this page is what these files give, and that the shipped settings are
-those of the runs.
+published returns. A test checks that this page is made from these files, and that the shipped settings are those of
+the runs.
 """
 
 
@@ -390,12 +392,12 @@ def page(runs: Sequence[Run]) -> str:
     lower = below(runs)
     text = "No mean is below that of a reference."
     if lower:
-        text = f"Below a reference: {', '.join(lower)}. The steps differ where the table says so."
+        text = f"Below a reference: {', '.join(lower)}. The table shows where the numbers of steps differ."
     lacking = sorted(set(group_names(TASK)) - {run.task for run in runs})
     without = "Every shipped task has runs here."
     if lacking:
         names = ", ".join(f"`{task}`" for task in lacking)
-        without = f"Shipped without runs: {names}. Their settings follow those of others, and were not tried at length."
+        without = f"Shipped without runs: {names}. Their settings come from other libraries, and were tested briefly."
     where = sources()
     versions = runs[0].versions
     return "\n".join(

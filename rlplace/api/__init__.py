@@ -1,1 +1,1 @@
-"""rlplace from Python: train, plan and search by a function call, and look at runs."""
+"""The Python interface: functions that train, plan and search, and objects for runs."""

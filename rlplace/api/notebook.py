@@ -1,4 +1,4 @@
-"""A curve that grows in a notebook while a run trains."""
+"""A curve in a notebook that is updated while a run trains."""
 
 from __future__ import annotations
 

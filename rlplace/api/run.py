@@ -29,7 +29,7 @@ class Run:
     """
 
     def __init__(self, folder: str | Path) -> None:
-        """Look at a run. `folder`: the folder of the run. Raises ConfigError if it is not the folder of a run."""
+        """Open a run. `folder`: the folder of the run. Raises ConfigError if it is not the folder of a run."""
         self.folder = Path(folder).expanduser()
         self.config: Mapping[str, Any] = read_config(self.folder, _KEY)
 
@@ -111,7 +111,7 @@ class Run:
 
     @property
     def report(self) -> Path:
-        """The page about the run, which a browser shows. The run writes it when it ends."""
+        """The path of the HTML report of the run. The run writes the report when it ends."""
         return self.folder / "report.html"
 
     def __repr__(self) -> str:
@@ -134,5 +134,5 @@ class Run:
 
 
 def load_run(path: str | Path) -> Run:
-    """Return a run that was made before, or is under way. `path`: the folder of the run. Raises ConfigError."""
+    """Return a run that has ended or is still in progress. `path`: the folder of the run. Raises ConfigError."""
     return Run(path)

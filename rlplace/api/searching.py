@@ -23,7 +23,7 @@ def search(
     probe: int = 0,
     apply: str | Path | None = None,
 ) -> Result:
-    """Find the placement with the shortest iterations under a profile, and return it with its runners-up.
+    """Find the placement with the shortest predicted iterations, and return it with the next best placements.
 
     The arguments are explained in `rlplace.search`; they are checked as the words of the command are.
     """

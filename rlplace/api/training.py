@@ -24,7 +24,8 @@ def train(
 ) -> Run:
     """Train the job of a config in this process, as the command does, and return its run.
 
-    `config`: name of a shipped config or task, path of a YAML file, or a mapping. `overrides`: words, or key -> value.
+    `config`: name of a shipped config or task, path of a YAML file, or a mapping. `overrides`: `key=value`
+    words, or a mapping key -> value.
     `on_iteration`: is called after each iteration with its number, the env steps so far and its metrics; if it returns
     True, the run ends.
 

@@ -1,4 +1,4 @@
-"""A config and overrides, as they are given in Python, in the words of a command line."""
+"""Conversion of a config and overrides, given as Python values, into command-line arguments."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _NAME = "config"  # name of a config that is given as a mapping
 
 
 def words_of(overrides: Overrides) -> list[str]:
-    """Return overrides as words of a command line. `overrides`: words, or key -> value.
+    """Return overrides as command-line arguments. `overrides`: `key=value` words, or a mapping key -> value.
 
     Raises ConfigError for options such as `--multirun`, and for a single text in place of a list.
     """
@@ -42,10 +42,10 @@ def words_of(overrides: Overrides) -> list[str]:
 
 @contextlib.contextmanager
 def command_words(config: Config, overrides: Overrides) -> Iterator[list[str]]:
-    """Return a context manager with the words of a command line that name a config and its overrides.
+    """Return a context manager that provides the command-line arguments for a config and its overrides.
 
     `config`: name of a shipped config; a YAML file, in the working folder or beside the calling script; or a mapping,
-    which is in a temporary file during the `with` statement.
+    which is written to a temporary file for the duration of the `with` statement.
     """
     words = words_of(overrides)
     if isinstance(config, Mapping):

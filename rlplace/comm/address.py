@@ -1,4 +1,4 @@
-"""Where a channel lives, and how to reach it from a given place.
+"""The location of a channel, and the connection to it from a given node and process.
 
 ::
 

@@ -1,4 +1,4 @@
-"""An end of a channel between threads or processes: takes its turn at the lock, and waits.
+"""An end of a channel between threads or processes: acquires the lock for each operation, and waits if necessary.
 
 ::
 

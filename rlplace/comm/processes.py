@@ -1,6 +1,6 @@
-"""What processes of one node need of each other besides memory: whether one lives, how to wake one, and a lock.
+"""Liveness checks, wake-up sockets and a lock for the processes of one node.
 
-A process is named by one word, made of pid and start time, so that a reused pid is not taken for the earlier process.
+A process is identified by a number made of pid and start time, so a reused pid does not identify the earlier process.
 
 A waker is a Unix datagram socket in the abstract namespace. The kernel chooses its name, five hexadecimal digits, so
 that the waker's number fits in a word. A thread that waits sleeps in the kernel until it is woken.

@@ -1,4 +1,4 @@
-"""Facts about a custom job that follow from its worker classes and stages: arguments of calls, and saved state."""
+"""Properties of a custom job that are derived from its worker classes and stages: call arguments, saved state."""
 
 from __future__ import annotations
 
@@ -117,7 +117,7 @@ def called_components(job: Job) -> dict[str, list[str]]:
 
 
 def declares_calls(job: Job) -> bool:
-    """Return whether the stages of a job say all its calls: its class has no `work` of its own."""
+    """Return whether the stages of a job define all its calls, because its class does not override `work`."""
     from rlplace.contract.job import Job
 
     return type(job).work is Job.work

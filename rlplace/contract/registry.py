@@ -44,7 +44,7 @@ def shipped_job(name: str) -> Job:
 
 
 def named_job(mapping: Mapping[str, Any], sources: Mapping[str, Source]) -> Job | None:
-    """Return the custom job that the key `job` of a config names; None without this key, or for a shipped job.
+    """Return the custom job that the key `job` of a config names; None if there is no key `job`, or a shipped job.
 
     `mapping`: the config as keys and values. `sources`: config key -> file and line in which its value is set. Raises
     ConfigError if the job cannot be imported, or is not a Job.

@@ -1,6 +1,6 @@
-"""One line of `component_placement` -> the names in its key, what is counted, and the place that it asks for.
+"""Parse one line of `component_placement`: the components in its key, the counted resource, and the placement.
 
-A line is read by itself: what depends on other lines, `rest` and `same_as`, stays a word here.
+Each line is parsed separately. `rest` and `same_as`, which depend on other lines, are resolved later.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The components that learn: the actor trains the policy and sends its weights to rollout; the critic learns returns.
+"""The components that learn: the actor trains the policy and sends its weights to rollout; the critic predicts returns.
 
 A simulator policy learns from trajectories, one for each actor rank. A language model learns from groups of samples::
 

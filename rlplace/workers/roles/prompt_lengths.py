@@ -1,4 +1,4 @@
-"""Numbers of tokens of the prompts of a large data set, counted once and kept in the user's cache folder.
+"""Token counts of the prompts of a large data set, computed once and stored in the user's cache folder.
 
 ::
 
@@ -37,13 +37,13 @@ Lengths = NDArray[np.int32]
 
 
 def cache_folder() -> Path:
-    """Return the folder in which lengths are kept, whether it exists or not."""
+    """Return the path of the cache folder of prompt lengths. The folder may not exist yet."""
     cache = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
     return Path(cache).expanduser() / "rlplace" / "prompts"
 
 
 def name_of(content: str, model: Path, settings: Mapping[str, object]) -> str | None:
-    """Return the name under which lengths are kept; None if they may differ from day to day.
+    """Return the name of the cache file of prompt lengths; None if the lengths can change from day to day.
 
     `content`: a text that says which rows the data set has. `model`: folder with the tokenizer. `settings`: what else
     the tokens of a prompt depend on, such as the system message. A template that writes the date gives other prompts
@@ -61,7 +61,7 @@ def name_of(content: str, model: Path, settings: Mapping[str, object]) -> str | 
 
 
 def kept_lengths(name: str, rows: int) -> Lengths | None:
-    """Return the lengths that are kept under a name; None if there are none, or not those of `rows` rows."""
+    """Return the prompt lengths in the cache file `name`; None if there is none, or if it does not have `rows` rows."""
     file = cache_folder() / f"{name}.npy"
     try:
         found: Lengths = np.load(file, allow_pickle=False)
@@ -75,7 +75,7 @@ def kept_lengths(name: str, rows: int) -> Lengths | None:
 
 
 def keep_lengths(name: str, lengths: Lengths) -> Path | None:
-    """Keep lengths under a name, and return the file; None if the folder cannot be written."""
+    """Write prompt lengths to the cache file `name`, and return its path; None if the folder cannot be written."""
     folder = cache_folder()
     try:
         folder.mkdir(parents=True, exist_ok=True)

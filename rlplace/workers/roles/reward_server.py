@@ -102,7 +102,7 @@ class RewardServer(JsonServer):
 
 
 def most_tokens(folder: Path) -> int | None:
-    """Return the most tokens of a text that a model reads, by its config.json; None if that names no limit."""
+    """Return the largest number of tokens that a model can read; None if its config.json has no limit."""
     config = read_object(folder / "config.json", "folder")
     longest = config.get("max_position_embeddings")
     return longest if isinstance(longest, int) else None

@@ -191,10 +191,10 @@ class VectorRolloutWorker(RolloutWorker):
         return {**watch.metrics("rollout"), "rollout/batches": Metric(batches, "sum")}
 
     def evaluate(self, iteration: int) -> Metrics:
-        """Play whole episodes by the likeliest actions of the loaded weights, and return metrics.
+        """Run whole episodes with the most probable actions of the loaded weights, and return metrics.
 
-        Rank 0 plays them all, so the numbers do not depend on the placement. It makes simulators of its own for that;
-        nothing that training depends on changes.
+        Rank 0 runs all episodes, so the metrics do not depend on the placement. It creates separate simulators for
+        this, so the state of training does not change.
         """
         from rlplace.envs.play import play
         from rlplace.models.policy import Policy

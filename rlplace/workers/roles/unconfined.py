@@ -1,4 +1,4 @@
-"""Tells that a machine cannot fully confine the code of answers that a reward function runs."""
+"""A metric for missing protections of a machine on which a reward function runs the code of answers."""
 
 from __future__ import annotations
 

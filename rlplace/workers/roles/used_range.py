@@ -1,4 +1,4 @@
-"""Which part of its action bounds a simulator is acted on with."""
+"""The part of the action bounds of a simulator that the actions of a policy cover."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class UsedRange:
     """The lowest and the highest action so far, for each number of an action that has bounds."""
 
     def __init__(self, actions: Actions) -> None:
-        """Begin without actions. `actions`: the action space."""
+        """Create the object without any actions. `actions`: the action space."""
         low: NDArray[np.float64] = np.empty(0)
         high: NDArray[np.float64] = np.empty(0)
         if isinstance(actions, ContinuousActions):
@@ -40,7 +40,7 @@ class UsedRange:
         self._most = np.maximum(self._most, taken.max(axis=0))
 
     def metrics(self) -> Metrics:
-        """Return the used part of the bounds, of the number that used least of its own; {} without bounds."""
+        """Return the smallest used share of the bounds of an action's numbers as a metric; {} without bounds."""
         if not len(self._places):
             return {}
         used = (self._most - self._least) / (self._high - self._low)

@@ -248,7 +248,11 @@ def describe(run: Mapping[str, Any]) -> str:
         said.append(f"weights {run['weights']}")
         if run.get("lora_rank"):
             said.append(f"LoRA {run['lora_rank']}")
-        said.append("activation checkpointing" if run["checkpointing"] else "no activation checkpointing")
+        said.append(
+            "activation checkpointing"
+            if run["checkpointing"]
+            else "no activation checkpointing"
+        )
         if run.get("offload"):
             said.append("activation offload")
         if run["logits"]:
@@ -310,7 +314,10 @@ def summary(found: Sequence[Row]) -> str:
 
 def _by_number(found: Sequence[Row]) -> list[str]:
     """Return a table with the ratios of each kind of number."""
-    lines = ["| number | rows | smallest ratio | median ratio | largest ratio |", "|---|---|---|---|---|"]
+    lines = [
+        "| number | rows | smallest ratio | median ratio | largest ratio |",
+        "|---|---|---|---|---|",
+    ]
     for number, name in NAMES.items():
         ratios = [row.ratio for row in found if row.number == number]
         middle = statistics.median(ratios)

@@ -244,7 +244,7 @@ class Episode:
 def rewards_differ(rewards: Sequence[float]) -> bool:
     """Return whether the rewards of a group differ by more than the rounding of sums.
 
-    Where several rewards are added up, 0.1 + 0.2 and 0.3 are equal. Without rewards the result is False.
+    If several rewards are added, 0.1 + 0.2 and 0.3 count as equal. Without rewards the result is False.
     """
     if not rewards:
         return False

@@ -1,11 +1,11 @@
-"""What work has been measured to take, as JSON that later commands predict from::
+"""A profile: the measured seconds of each part of the work, as JSON, from which later commands predict::
 
     {"rlplace_profile": 1, "machine": {...}, "versions": {...}, "subjects": {"env": "Hopper-v5", ...},
      "costs": {"env.run/sim": {"source": "measured here", "points": [{"size": 8, "laps": 4096, "cpu_s": 2.1e-4, ...}]}},
      "counts": {"actor.learn/steps_share": 0.8}}
 
-A cost is named after the component, its method and the part of the call: `env.run/sim` is one vector step of a rank,
-its size the simulators that step. Docs: docs/foresight.md.
+The name of a cost has the component, its method and the part of the call: `env.run/sim` is one vector step of a rank,
+and its size is the number of simulators in the step. Docs: docs/foresight.md.
 """
 
 from __future__ import annotations

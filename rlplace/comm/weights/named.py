@@ -1,4 +1,4 @@
-"""Tensors by name, as a module has them: cut into shards to send, compared with what came, and filled in place.
+"""Tensors by name: split into shards for a sync, compared with the received tensors, and filled in place.
 
 ::
 

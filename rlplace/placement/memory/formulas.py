@@ -82,7 +82,7 @@ def pass_tokens(
 
 
 def activations(model: ModelShape, tokens: int, compute: int, parallel: int = 1) -> int:
-    """b x s x sum over layers of what each saves; attention without its s x s matrix.
+    """b x s x sum over layers of the elements per token that a layer saves; without the s x s matrix of attention.
     Divided by t, except inputs of projections, which are gathered.
     Source: counted from the operations, as in Korthikanti et al. 2022, arXiv:2205.05198, sections 4.1 and 4.2.2.
     Accuracy: within 0.1 % of what autograd saves in transformers 5.19 (CPU, sdpa) for 13 models; fused kernels save
@@ -104,7 +104,7 @@ def checkpoints(model: ModelShape, tokens: int, compute: int, parallel: int = 1)
 
 
 def one_layer(model: ModelShape, tokens: int, compute: int, parallel: int = 1) -> int:
-    """b x s x what the largest layer saves.
+    """b x s x the elements per token that the largest layer saves.
     Source: as activations.
     Accuracy: as activations; without gradients it is less, so an upper bound.
     """
@@ -131,7 +131,7 @@ def copied_keys(model: ModelShape, tokens: int, compute: int, ranks: int) -> int
 
 
 def attended(model: ModelShape, tokens: int, compute: int, parallel: int = 1) -> int:
-    """b x s x q / t x c: what attention gives, before it is projected back to the hidden width.
+    """b x s x q / t x c: the output of attention before its projection to the hidden width.
     Source: counted from the operations.
     Accuracy: exact.
     """
@@ -139,7 +139,7 @@ def attended(model: ModelShape, tokens: int, compute: int, parallel: int = 1) ->
 
 
 def layer_pass(model: ModelShape, tokens: int, compute: int, parallel: int = 1) -> int:
-    """b x s x what the largest layer holds at once without gradients.
+    """b x s x the largest number of elements per token that a layer holds at a time, without gradients.
     Source: counted from the operations of transformers 5.19.
     Accuracy: within 5 % of what torch allocates for dense models (CPU, sdpa); of experts an upper bound.
     """
@@ -167,9 +167,9 @@ def flowing(model: ModelShape, tokens: int, compute: int, parallel: int = 1) -> 
 
 
 def fragments(passing: int) -> int:
-    """8 % of what a pass allocates and frees: pieces between live tensors into which no later tensor fits.
+    """8 % of the memory that a pass allocates and frees: gaps between live tensors, too small for later tensors.
 
-    Tensors that live from step to step leave no such pieces. `passing`: gathered weights, activations and scores.
+    Tensors that live from step to step cause no such gaps. `passing`: gathered weights, activations and scores.
     Source: pytorch/torchtitan, Llama 3.1 8B on 8 H100 and everything recomputed: 83.9 GiB are reserved where the
         operations have 79.0, of which 64 are of the pass (docs/validation.md).
     Accuracy: assumed; a torch with expandable segments has nearly none.
@@ -246,8 +246,8 @@ def expert_workspace(
 
 
 def engine_layer(model: ModelShape, tokens: int, compute: int, parallel: int) -> int:
-    """As layer_pass, but of layers with experts only what lies outside of the experts' workspace.
-    There: 4 hidden states, and the larger of attention's and of a dense projection's tensors.
+    """The same as layer_pass; for layers with experts, only the memory outside of the experts' workspace.
+    That memory is 4 hidden states, and the larger of the tensors of attention and of a dense projection.
     Source: counted from the operations.
     Accuracy: upper bound for fused kernels.
     """
@@ -285,9 +285,9 @@ def engine_workspace(
 
 
 def reloading(model: ModelShape, each: int, parallel: int = 1) -> int:
-    """max(largest weight, largest layer) / t x bytes: made anew, loaded, and copied to where the old weights stay.
+    """max(largest weight, largest layer) / t x bytes: the new weights, which are then copied into the old tensors.
     Source: vLLM 0.32, model_loader/reload/layerwise.py, one module after the other; fused ones have several weights.
-    Accuracy: exact where the embedding is the largest; of layers of experts near, of dense ones an upper bound.
+    Accuracy: exact if the embedding is the largest weight; near for layers with experts, an upper bound for dense ones.
     """
     return (
         -(-max(model.largest_weight_elements, model.largest_layer_elements) // parallel)
@@ -351,17 +351,17 @@ def communicator(groups: int) -> int:
 
 
 def nccl_shared() -> int:
-    """2 neighbours x 2 channels x 9.2 MiB in /dev/shm, of each GPU in a group: where GPUs do not reach each other.
-    Source: NCCL's transport over shared memory, of whose segments each has 9,637,888 bytes.
-    Accuracy: assumed; next to nothing where GPUs reach each other.
+    """2 neighbours x 2 channels x 9.2 MiB in /dev/shm for each GPU of a group, if GPUs cannot access each other.
+    Source: NCCL's transport over shared memory, whose segments have 9,637,888 bytes each.
+    Accuracy: assumed; almost 0 if GPUs can access each other.
     """
     return 2 * 2 * 9_637_888
 
 
 def sync_buckets(weights: int) -> int:
-    """2 buckets: one is filled while the other is taken; no tensor is gathered.
+    """2 buckets: one is filled while the other is read; no tensor is gathered.
     Source: rlplace.comm.weights.
-    Accuracy: exact past the host, upper bound through it; readers past the host hold a second copy.
+    Accuracy: exact between GPUs, an upper bound through the host; readers on GPUs hold a second copy.
     """
     return 2 * min(weights, DEVICE_BUCKET_BYTES)
 
@@ -378,7 +378,7 @@ def stream_buckets(weights: int, *, sent: bool, encrypted: bool = False) -> int:
     """2 buckets of 16 MiB: one is filled while the other is sent, or one arrives while the other is used.
     A receiver of encrypted pieces assembles a bucket from them, so it has 3 buckets.
     Source: rlplace.comm.network.stream, rlplace.comm.weights.host_sync.
-    Accuracy: within 10 % of what two processes were seen to hold, sockets included.
+    Accuracy: within 10 % of the measured memory of two processes, with their sockets.
     """
     return (2 if sent or not encrypted else 3) * min(weights, BUCKET_BYTES)
 

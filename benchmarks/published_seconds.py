@@ -298,7 +298,7 @@ def render(rows: Sequence[Compared]) -> str:
     for one, other, ok in ordered:
         if not ok:
             lines.append(
-                f"Wrong: {one.row} ({one.published:.4g} s) against {other.row} ({other.published:.4g} s)."
+                f"Wrong order: {one.row} ({one.published:.4g} s), and {other.row} ({other.published:.4g} s)."
             )
     return "\n".join([*lines, ""])
 

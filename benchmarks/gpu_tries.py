@@ -260,9 +260,19 @@ def _copy(note: bytes) -> tuple[float, float, float]:
 
 
 def weight_sync() -> str:
-    """From a sender to a receiver in another process of the same GPU; what arrives is equal to the bit."""
+    """From a sender into an engine in another process of the same GPU, window by window; what arrives is equal to the
+    bit, and the receiver holds one window beside its weights.
+    """
     on = DEVICE if ON_CPU else torch.device("cuda:0")
-    mixture = Mixture(actors=1, hosts=(0,), bucket_bytes=SIZE // 16, device=on)
+    window = SIZE // 8
+    mixture = Mixture(
+        actors=1,
+        hosts=(0,),
+        whole=False,
+        bucket_bytes=SIZE // 16,
+        window_bytes=window,
+        device=on,
+    )
     sent: Weights = {
         str(i): torch.randn(SIZE // 32 // 2048, 1024, device=on).bfloat16()
         for i in range(32)
@@ -279,12 +289,18 @@ def weight_sync() -> str:
         pulled = pool.submit(_pull, mixture, folder.path, versions)
         for version in versions:
             moved = sender.push(version, held_by(0, 1, sent))
-        digests, seconds = pulled.result(PATIENCE_S)
+        digests, seconds, most = pulled.result(PATIENCE_S)
         sender.close()
         channel.destroy()
     del store
     if digests != _digests(sent):
         sys.exit("other weights arrived than were sent")
+    expect(
+        "held beside the weights during a sync",
+        max(0, most - size) / window,
+        most=1.1,
+        unit=" windows",
+    )
     expect(
         "speed, far above that of the host",
         size / GIB / min(seconds),
@@ -297,7 +313,7 @@ def weight_sync() -> str:
 def cut_sync() -> str:
     """From two actor ranks into an engine of vLLM over both their GPUs, which then says what it said before."""
     from benchmarks.generation import small_model, stored_weights
-    from rlplace.comm.weights.device_sync import CutReceiver
+    from rlplace.comm.weights.device_sync import WindowReceiver
     from rlplace.config.blocks.language_model import TextRolloutConfig
     from rlplace.workers.engines.contract import EngineSettings
     from rlplace.workers.engines.vllm import VllmEngine
@@ -332,7 +348,7 @@ def cut_sync() -> str:
             pool.submit(_push, rank, folder, job.path, point, versions)
             for rank in range(2)
         ]
-        receiver = CutReceiver(channel, 0, load=engine.load_from)
+        receiver = WindowReceiver(channel, 0, load=engine.load_from)
         seconds = []
         for version in versions:
             began = time.perf_counter()
@@ -395,7 +411,8 @@ def _within(size: int, on: torch.device) -> float:
 
 def _pull(
     mixture: Mixture, folder: Path, versions: Sequence[int]
-) -> tuple[Mapping[str, str], list[float]]:
+) -> tuple[Mapping[str, str], list[float], int]:
+    """Hashes of the last version, seconds of each version, and the most bytes that torch held meanwhile."""
     receiver = mixture.receiver(
         SharedChannel.attach(folder / "weights.channel"), 0, folder
     )
@@ -408,7 +425,8 @@ def _pull(
             if version == versions[-1]:  # to hash a GiB takes longer than to send it
                 digests = _digests(received.tensors)
     receiver.close()
-    return digests, seconds[1:]  # the first meets the sender
+    most = 0 if ON_CPU else torch.cuda.max_memory_allocated()
+    return digests, seconds[1:], most  # the first meets the sender
 
 
 def _digests(tensors: Mapping[str, Tensor]) -> dict[str, str]:

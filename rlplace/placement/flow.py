@@ -343,26 +343,34 @@ class DeviceMember(NamedTuple):
 class DeviceDelivery(Delivery):
     """Weights sent from source ranks to the accelerators of target ranks, by CUDA IPC or NCCL.
 
-    A taker is a process that receives the weights on one accelerator. A reader with one accelerator is one taker and
-    gets a whole copy. A reader with several accelerators is an engine with tensor parallelism: each of its processes is
-    a taker, which sees all weights and keeps its own part. The owner of a taker is the source rank on the same
+    A taker is a process that receives the weights on one accelerator. A reader with one accelerator is one taker. A
+    reader with several accelerators is an engine with tensor parallelism: each of its processes is a taker, which sees
+    all weights and keeps its own part. The owner of a taker is the source rank on the same
     accelerator, which gives the weights by CUDA IPC. All source ranks and all takers without an owner form one NCCL
     group, since NCCL refuses two ranks on one accelerator. `owners`: owner of each taker; None: it has none. `actors`:
-    number of actor ranks. `parts`: number of accelerators of each reader; (): one each.
+    number of actor ranks. `parts`: number of accelerators of each reader; (): one each. `whole`: whether a reader with
+    one accelerator holds a second copy of the weights until all have come; False: it loads them as they come.
     """
 
     # By taker: the actor rank on the same accelerator, which shares its memory with the taker; else None.
     owners: tuple[int | None, ...]
     actors: int  # number of actor ranks
     parts: tuple[int, ...] = ()  # by reader: number of its accelerators; (): one each
+    # Whether a reader with one accelerator holds a second copy until all weights have come
+    whole: bool = True
 
     @property
-    def cut(self) -> bool:
-        """Whether some reader is an engine that splits weights over several GPUs.
+    def in_windows(self) -> bool:
+        """Whether some reader gets windows, which are some whole tensors each, and loads a window before the next one
+        comes.
 
-        Such an engine gets whole weight tensors, one after the other, and keeps its parts of them.
+        A reader with several accelerators always does so, because it keeps its part of each tensor.
         """
-        return any(parts > 1 for parts in self.parts)
+        return not self.whole or any(parts > 1 for parts in self.parts)
+
+    def takes_windows(self, reader: int) -> bool:
+        """Return whether rank `reader` loads the weights window by window, without a second copy of them."""
+        return not self.whole or len(self.takers_of(reader)) > 1
 
     @property
     def takers(self) -> tuple[DeviceMember, ...]:
@@ -431,13 +439,15 @@ def deliver(
     target: str = "rollout",
     *,
     cut: bool = False,
+    whole: bool = True,
 ) -> tuple[Delivery, ...]:
     """Return the deliveries of weights to the target ranks: GPU to GPU where possible, else one copy on each node.
 
     Delivery from GPU to GPU needs source ranks with one GPU each, no two source ranks on the same GPU, and source ranks
     in processes of their own. A target rank takes part if its GPUs are not used by a target rank with a lower number.
     `cut`: whether target ranks with several GPUs are engines that split their weights and so can take part; False: they
-    read the copy on their node.
+    read the copy on their node. `whole`: whether target ranks with one GPU hold a second copy of the weights until all
+    have come; False: they are engines that load weights as they come.
     """
     actors = placement.locations(source)
     rollouts = placement.locations(target)
@@ -472,6 +482,7 @@ def deliver(
         ),
         actors=len(actors.first),
         parts=parts if max(parts) > 1 else (),
+        whole=whole,
         source=source,
         target=target,
     )

@@ -98,8 +98,8 @@ def open_receiver(
     """Open and return the receiver of a weight sync, for the worker with `context`.
 
     `channel`: name of the sync's channel. `deliveries`: planned copies of the weights; ignored if there is no job
-    folder. `engine`: generation engine that loads the weights, or None. If the engine has a method `load_from`, its own
-    workers receive the weights.
+    folder. `engine`: generation engine that loads the weights, or None. If the engine has a method `load_from` and the
+    deliveries say so, its own processes receive the weights window by window.
     """
     return receiver_of(
         context.channels[channel],

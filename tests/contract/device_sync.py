@@ -16,17 +16,20 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from torch.multiprocessing.reductions import StorageWeakRef
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from rlplace.comm.channel import Channel
 from rlplace.comm.shared_memory.channel import SharedChannel
 from rlplace.comm.weights import device_sync
 from rlplace.comm.weights.device_push import DevicePush
 from rlplace.comm.weights.device_sync import (
-    CutReceiver,
     DeviceReceiver,
     DeviceSender,
     LoadedParts,
-    PartTaker,
+    WindowReceiver,
+    WindowTaker,
 )
 from rlplace.comm.weights.host_sync import CopyReceiver, WeightSender
 from rlplace.comm.weights.rendezvous import StoreAddress
@@ -52,6 +55,8 @@ class Mixture:
     parts: tuple[
         int, ...
     ] = ()  # by reader on accelerators, how many takers it has; (): one each
+    # Whether readers with one taker gather a whole copy; else they load windows
+    whole: bool = True
     on_host: tuple[int, ...] = ()  # readers through the host
     bucket_bytes: int = 999
     window_bytes: int = 2000
@@ -69,6 +74,7 @@ class Mixture:
                     owners=self.hosts,
                     actors=self.actors,
                     parts=self.parts,
+                    whole=self.whole,
                 )
             )
         if self.on_host:
@@ -105,10 +111,10 @@ class Mixture:
         channel = channel.named(f"rollout rank {rank}")
         if rank in self.on_host:
             return CopyReceiver(channel, rank, folder=folder)
-        if self.parts and self.parts[rank] > 1:
-            return CutReceiver(
-                channel, rank, load=CutEngine(self.parts[rank], self.device).load_from
-            )
+        parts = self.parts[rank] if self.parts else 1
+        if parts > 1 or not self.whole:
+            engine = CutEngine(parts, self.device)
+            return WindowReceiver(channel, rank, load=engine.load_from)
         return DeviceReceiver(channel, rank, device=self.device)
 
 
@@ -125,27 +131,30 @@ def serve() -> tuple[Any, StoreAddress]:
 
 
 class CutEngine:
-    """Stands for an engine over several accelerators: its processes are threads, and each keeps a copy of all it sees.
+    """Stands for an engine that loads windows: its processes are threads, and each keeps a copy of all it sees.
 
     A test finds that of the first among what came along.
     """
 
     def __init__(self, parts: int, device: torch.device) -> None:
-        self._takers: list[PartTaker] = []
-        self._threads, self._device = (
-            [ThreadPoolExecutor(1) for _ in range(parts)],
-            device,
-        )
+        self._takers: list[WindowTaker] = []
+        self._threads = [ThreadPoolExecutor(1) for _ in range(parts)]
+        self._device = device
+        # By process, as an engine has its weights: a later sync writes over them
+        self._loaded: list[Weights] = [{} for _ in range(parts)]
 
     def load_from(self, sync: DevicePush, rank: int, deadline_s: float) -> LoadedParts:
         if not self._takers:
-            for part in range(len(self._threads)):
+            for taker in sync.delivery.takers_of(rank):
                 self._takers.append(
-                    PartTaker(rank, part, device=self._device, timeout_s=PATIENCE_S)
+                    WindowTaker(
+                        rank, taker.part, device=self._device, timeout_s=PATIENCE_S
+                    )
                 )
-        each = zip(self._threads, self._takers, strict=True)
+        each = zip(self._threads, self._takers, self._loaded, strict=True)
         taken = [
-            thread.submit(self._take, taker, sync, deadline_s) for thread, taker in each
+            thread.submit(self._take, taker, sync, deadline_s, loaded)
+            for thread, taker, loaded in each
         ]
         first, *others = [future.result() for future in taken]
         for other in others:
@@ -157,11 +166,57 @@ class CutEngine:
         )
         return LoadedParts(transports=moved, others=first)
 
-    def _take(self, taker: PartTaker, sync: DevicePush, deadline_s: float) -> Weights:
-        found: Weights = {}
+    def _take(
+        self, taker: WindowTaker, sync: DevicePush, deadline_s: float, loaded: Weights
+    ) -> Weights:
+        found: list[str] = []
         for window in taker.take(sync, deadline_s):
-            found |= {name: tensor.clone() for name, tensor in window.items()}
-        return found
+            found += window
+            self._load(window, loaded)
+            window.clear()
+        return {name: loaded[name] for name in found}
+
+    @staticmethod
+    def _load(window: Weights, loaded: Weights) -> None:
+        for name, tensor in window.items():
+            if name in loaded and loaded[name].shape == tensor.shape:
+                loaded[name].copy_(tensor)
+            else:
+                loaded[name] = tensor.clone()
+
+
+class Grown(TorchDispatchMode):
+    """Watches the tensors that this thread makes in the block: the most bytes that they had together."""
+
+    most = 0
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._made: dict[StorageWeakRef, int] = {}
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        # Memory that comes by the arguments was counted before, or is of others
+        given = {StorageWeakRef(t.untyped_storage()) for t in _tensors((args, kwargs))}
+        made = func(*args, **(kwargs or {}))
+        for tensor in _tensors(made):
+            storage = tensor.untyped_storage()
+            if StorageWeakRef(storage) not in given and not tensor.is_meta:
+                self._made[StorageWeakRef(storage)] = storage.nbytes()
+        self.most = max(self.most, self.live)
+        return made
+
+    @property
+    def live(self) -> int:
+        """Bytes of the tensors that are still there."""
+        found = {ref: size for ref, size in self._made.items() if not ref.expired()}
+        self._made = found
+        return sum(found.values())
+
+
+def _tensors(values: object) -> list[torch.Tensor]:
+    return [leaf for leaf in tree_leaves(values) if isinstance(leaf, torch.Tensor)]
 
 
 class Ends:

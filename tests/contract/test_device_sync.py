@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import os
 import pickle
 import signal
@@ -57,6 +58,12 @@ MIXTURES = {
     ),
     "one that cuts, half of it on owners, beside whole ones": Mixture(
         actors=3, hosts=(1, 2, None, 0), parts=(1, 2, 1)
+    ),
+    "windows into engines that are whole": Mixture(
+        actors=2, hosts=(0, None), whole=False, verify_every=1
+    ),
+    "windows, and readers through the host": Mixture(
+        actors=3, hosts=(None, 1, 1), on_host=(3,), whole=False
     ),
     "one window": Mixture(actors=2, hosts=(0, None), parts=(2,), window_bytes=1 << 20),
     "large buckets": Mixture(actors=2, hosts=(None, 0), bucket_bytes=1 << 20),
@@ -283,8 +290,8 @@ def test_an_engine_that_cuts_and_whose_process_gets_damage_has_no_weights_until_
             "rollout rank 0 part 1: what actor rank 1 wrote of version 2 is damaged"
         )
         emptied = (
-            "without version 2 now: rollout rank 0; engines over several "
-            "accelerators may have no weights until the"
+            "without version 2 now: rollout rank 0; an engine that had begun to load "
+            "has no weights until the next sync"
         )
         assert emptied in str(damaged)
         assert [push.exception(PATIENCE_S) for push in pushes] == [None, None]
@@ -509,17 +516,17 @@ def even(version: int) -> Weights:
     }
 
 
-def act(folder: Path, point: StoreAddress, rank: int) -> None:
+def act(folder: Path, point: StoreAddress, rank: int, mixture: Mixture) -> None:
     """Pushes versions 1 and 2; rank 0 dies in the second, when half of its part is out."""
     torch.set_num_threads(1)
-    sender = DEADLY.sender(
+    sender = mixture.sender(
         SharedChannel.attach(folder / "weights.channel"), rank, point, folder
     )
-    sender.push(1, held_by(rank, DEADLY.actors, even(1)))
+    sender.push(1, held_by(rank, mixture.actors, even(1)))
     if rank == 0:
         _die_after(sender, buckets=4)
     with pytest.raises((ChannelTimeout, WeightSyncError)) as failed:
-        sender.push(2, held_by(rank, DEADLY.actors, even(2)))
+        sender.push(2, held_by(rank, mixture.actors, even(2)))
     (folder / f"actor-{rank}.txt").write_text(str(failed.value))
     sender.close()
 
@@ -537,8 +544,18 @@ def _die_after(sender: object, *, buckets: int) -> None:
     member.broadcast = deadly
 
 
-def test_a_death_in_the_middle_is_named_and_leaves_the_version_before() -> None:
+@pytest.mark.parametrize(
+    ("whole", "left"),
+    [
+        (True, "the weights in use are unchanged"),
+        (False, "an engine that had begun to load has no weights until the next sync"),
+    ],
+)
+def test_a_death_in_the_middle_is_named_with_what_it_leaves(
+    whole: bool, left: str
+) -> None:
     """Members that share an accelerator, members that do not, and a reader on the host at once."""
+    mixture = dataclasses.replace(DEADLY, whole=whole)
     context = fork_server()
     store, point = serve()
     with JobFolder.create() as folder, ThreadPoolExecutor(3) as threads:
@@ -547,13 +564,14 @@ def test_a_death_in_the_middle_is_named_and_leaves_the_version_before() -> None:
             ChannelSpec(name="weights", capacity_items=8, timeout_s=PATIENCE_S),
         )
         actors = [
-            context.Process(target=act, args=(folder.path, point, rank))
-            for rank in range(DEADLY.actors)
+            context.Process(target=act, args=(folder.path, point, rank, mixture))
+            for rank in range(mixture.actors)
         ]
         for actor in actors:
             actor.start()
         receivers = {
-            rank: DEADLY.receiver(channel, rank, folder.path) for rank in DEADLY.readers
+            rank: mixture.receiver(channel, rank, folder.path)
+            for rank in mixture.readers
         }
         for received in threads.map(
             lambda receiver: receiver.pull(1), receivers.values()
@@ -565,10 +583,7 @@ def test_a_death_in_the_middle_is_named_and_leaves_the_version_before() -> None:
             error = pull.exception(PATIENCE_S)
             assert isinstance(error, WeightSyncError)
             assert "version 2 broke off" in str(error)
-            assert (
-                "without version 2 now: rollout ranks 0, 1; the weights in use are unchanged"
-                in str(error)
-            )
+            assert f"without version 2 now: rollout ranks 0, 1; {left}" in str(error)
         for actor in actors:
             actor.join(PATIENCE_S)
         assert [actor.exitcode for actor in actors] == [-signal.SIGKILL, 0]

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
+import itertools
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 from unittest.mock import Mock
 
+import numpy as np
 import pytest
 import torch
 
@@ -16,18 +20,22 @@ from rlplace.comm.ends import LocalChannel
 from rlplace.comm.shared_memory.channel import SharedChannel
 from rlplace.comm.shared_memory.folder import JobFolder
 from rlplace.comm.weights.device_push import DevicePush
-from rlplace.comm.weights.device_sync import LoadedParts
-from rlplace.errors import WeightSyncError
+from rlplace.comm.weights.device_sync import DeviceSender, LoadedParts
+from rlplace.errors import NotResident, WeightSyncError
 from rlplace.metrics import Metrics
 from rlplace.placement.flow import Delivery, DeviceDelivery
 from rlplace.placement.schedule import Residency
+from rlplace.tokens import Request
+from rlplace.workers import weights
 from rlplace.workers.arguments import COMPLETIONS, REQUESTS, WEIGHTS, EndOfIteration
+from rlplace.workers.engines.contract import Weights
 from rlplace.workers.engines.transformers import TransformersEngine
 from rlplace.workers.engines.weights import NAME as PROBE
+from rlplace.workers.engines.weights import UnfitWeights
 from rlplace.workers.roles.rollout import TextRolloutWorker
 from rlplace.workers.training import trained_model
 from rlplace.workers.worker import Rendezvous
-from tests.contract.device_sync import CutEngine
+from tests.contract.device_sync import CutEngine, Grown
 from tests.lm_ranks import ADAM, LmScenario, give, made_up_samples, make_lm_worker
 from tests.rollout_stage import Ledger
 from tests.tiny_lm import Kind, tiny_model
@@ -47,6 +55,10 @@ LORA = {
     "lora_targets": ["q_proj", "down_proj"],
     "optimizer": ADAM | {"lr": 2e-2},
 }
+# Bytes for tiny models: several buckets in a window, several windows in a model
+BUCKET = 20_000
+WINDOW = 100_000
+SMALL = 4096  # of counters and of the probe
 FAR = (Delivery(readers=(0,)),)  # as from another node
 
 
@@ -104,6 +116,11 @@ class Pair:
             self.actor.logprobs(TOKENS),
         )
         return float((torch.tensor(by_engine) - torch.tensor(by_actor)).abs().max())
+
+    @property
+    def actor_member(self) -> Any:
+        """Of the actor rank in device syncs, once there was one."""
+        return self.actor._sender._device._member
 
     @property
     def engine(self) -> TransformersEngine:
@@ -167,12 +184,16 @@ def test_engine_and_trainer_agree_after_every_sync(
         )
 
 
-@pytest.mark.parametrize(("host", "way"), [(0, "shared_tensor"), (None, "gloo")])
+WAYS = [(0, "shared_tensor"), (None, "gloo")]
+
+
+@pytest.mark.parametrize("whole", [True, False], ids=["whole", "in windows"])
+@pytest.mark.parametrize(("host", "way"), WAYS)
 def test_past_the_host_they_agree_too(
-    pair_of: Callable[..., Pair], host: int | None, way: str
+    pair_of: Callable[..., Pair], host: int | None, way: str, whole: bool
 ) -> None:
     """The ways of GPUs, here with what stands for CUDA IPC and NCCL."""
-    past_host = DeviceDelivery(readers=(0,), owners=(host,), actors=1)
+    past_host = DeviceDelivery(readers=(0,), owners=(host,), actors=1, whole=whole)
     pair = pair_of(
         "llama", (past_host,), sync={"verify": "logprobs", "verify_every": 1}
     )
@@ -216,6 +237,177 @@ def test_an_engine_whose_processes_load_what_they_take_agrees_too(
                 > 0
             )
         assert pair.generate()["sync/verify_max_diff"].value < 1e-4
+
+
+def in_windows(
+    host: int | None, monkeypatch: pytest.MonkeyPatch, *, whole: bool = False
+) -> DeviceDelivery:
+    """A delivery to one engine, and senders with buckets and windows for tiny models."""
+    sizes = {"bucket_bytes": BUCKET, "window_bytes": WINDOW}
+    sender = functools.partial(DeviceSender, **sizes)
+    monkeypatch.setattr(weights, "DeviceSender", sender)
+    return DeviceDelivery(readers=(0,), owners=(host,), actors=1, whole=whole)
+
+
+@pytest.mark.parametrize(("host", "way"), WAYS)
+@pytest.mark.parametrize("whole", [True, False], ids=["whole", "in windows"])
+def test_windows_and_buckets_are_all_that_an_engine_takes_beside_its_weights(
+    host: int | None,
+    way: str,
+    whole: bool,
+    root: Path,
+    pair_of: Callable[..., Pair],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    tiny_model(root / "deep", "llama", layers=12)
+    pair = pair_of("deep", (in_windows(host, monkeypatch, whole=whole),))
+    pair.sync(0)
+    pair.learn(0)
+    pair.actor.move(WEIGHTS_ONLY)
+    pair.rollout.move(WEIGHTS_ONLY)
+    with ThreadPoolExecutor(1) as thread:
+        sent = thread.submit(pair.actor.push_weights, 1)
+        with Grown() as grown:
+            pair.rollout.pull_weights(1)
+        pushed = sent.result()
+    assert pair.difference() < 1e-4
+    size = pushed[f"actor/pushed_{way}_bytes"].value
+    largest = max(tensor.nbytes for tensor in pair.engine._tensors.values())
+    window = max(WINDOW, largest)
+    print(f"{size:.0f} bytes of weights: {grown.most} bytes beside them")
+    assert size > 5 * (window + 2 * BUCKET)
+    if whole:
+        assert grown.most >= size
+    else:
+        assert window <= grown.most <= window + 2 * BUCKET + SMALL
+
+
+@pytest.mark.parametrize("host", [0, None], ids=["beside the actor", "apart"])
+@pytest.mark.parametrize(
+    ("buckets", "left"), [(0, 0), (12, None)], ids=["first bucket", "middle"]
+)
+def test_an_engine_that_a_broken_sync_left_in_the_middle_generates_nothing_until_the_next(
+    host: int | None,
+    buckets: int,
+    left: int | None,
+    pair_of: Callable[..., Pair],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Before anything was loaded, the weights before stay."""
+    pair = pair_of("llama", (in_windows(host, monkeypatch),))
+    pair.sync(0)
+    pair.rollout.move(FULL)
+    before = pair.engine.logprobs(TOKENS)
+    with monkeypatch.context() as broken:
+        breaks_after(buckets, pair, broken)
+        with ThreadPoolExecutor(1) as thread:
+            pushed = thread.submit(pair.actor.push_weights, 1)
+            with pytest.raises(WeightSyncError, match="has no weights until the next"):
+                pair.rollout.pull_weights(1)
+            assert "fell off the bus" in str(pushed.exception())
+    assert pair.engine.version == left
+    if left is None:
+        with pytest.raises(NotResident, match="before weights were loaded"):
+            pair.engine.logprobs(TOKENS)
+    else:
+        assert pair.engine.logprobs(TOKENS) == before
+    pair.sync(2)
+    assert pair.engine.version == 2
+    assert pair.difference() < 1e-4
+
+
+def breaks_after(buckets: int, pair: Pair, patched: pytest.MonkeyPatch) -> None:
+    member = pair.actor_member
+    broadcast = member.broadcast
+    calls = itertools.count()
+
+    def broken(bucket: torch.Tensor, owner: int, deadline_s: float) -> None:
+        if next(calls) == buckets:
+            raise RuntimeError("its GPU fell off the bus")
+        broadcast(bucket, owner, deadline_s)
+
+    patched.setattr(member, "broadcast", broken)
+
+
+def test_an_engine_that_cannot_load_a_window_takes_the_rest_and_is_named(
+    pair_of: Callable[..., Pair], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pair = pair_of("llama", (in_windows(0, monkeypatch),))
+    pair.sync(0)
+    copied = itertools.count()
+
+    def fails_once(self: TransformersEngine, window: Weights) -> None:
+        if next(copied) == 1:
+            raise RuntimeError("an illegal memory access")
+        copy(self, window)
+
+    copy = TransformersEngine._copy
+    monkeypatch.setattr(TransformersEngine, "_copy", fails_once)
+    with pytest.raises(
+        WeightSyncError,
+        match=r"rollout rank 0: version 1 could not be loaded: .*illegal memory access",
+    ):
+        pair.sync(1)
+    assert pair.engine.version is None
+    pair.sync(2)
+    assert pair.difference() < 1e-4
+
+
+def test_a_sync_of_other_weights_does_not_begin_and_the_engine_keeps_its_own(
+    pair_of: Callable[..., Pair], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pair = pair_of("llama", (in_windows(0, monkeypatch),))
+    pair.sync(0)
+    pair.rollout.move(FULL)
+    before = pair.engine.logprobs(TOKENS)
+    shapes = dict(pair.engine.shapes)
+    pair.engine.shapes["model.norm.weight"] = (1,)
+    with ThreadPoolExecutor(1) as thread:
+        pushed = thread.submit(pair.actor.push_weights, 1)
+        with pytest.raises(UnfitWeights, match=r"model\.norm\.weight is"):
+            pair.rollout.pull_weights(1)
+        assert "rollout rank 0 could not begin" in str(pushed.exception())
+    assert pair.engine.version == 0
+    assert pair.engine.logprobs(TOKENS) == before
+    pair.engine.shapes = shapes
+    pair.sync(2)
+    assert pair.difference() < 1e-4
+
+
+def test_answers_in_flight_go_on_with_weights_that_came_in_windows(
+    pair_of: Callable[..., Pair], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pair = pair_of("llama", (in_windows(None, monkeypatch),))
+    pair.sync(0)
+    pair.rollout.move(FULL)
+    request = Request(
+        env_rank=0,
+        iteration=0,
+        group=0,
+        first_sample=0,
+        samples=2,
+        turn=0,
+        tokens=np.array(TOKENS, np.int32),
+        max_new_tokens=8,
+        greedy=True,
+    )
+    pair.engine.submit(request)
+    pair.engine.step()
+    pair.actor.move(WEIGHTS_ONLY)
+    with ThreadPoolExecutor(1) as thread:
+        pushed = thread.submit(pair.actor.push_weights, 1)
+        pair.rollout.pull_weights(1)
+        pushed.result()
+    finished = []
+    while pair.engine.in_flight:
+        finished += pair.engine.step()
+    assert len(finished) == 2
+    assert all({*done.versions.tolist()} == {0, 1} for done in finished)
+    taker = pair.engine._taker
+    assert taker is not None
+    assert taker._member._group is not None
+    pair.engine.close()
+    assert taker._member._group is None
 
 
 def test_only_factors_travel_and_rounding_does_not_add_up(

@@ -24,9 +24,9 @@ from torch import Tensor
 from rlplace.comm.channel import ChannelSpec
 from rlplace.comm.ends import LocalChannel
 from rlplace.comm.shared_memory.folder import JobFolder, claim
-from rlplace.comm.weights.device_sync import CutReceiver
+from rlplace.comm.weights.device_sync import WindowReceiver
 from rlplace.config.blocks.language_model import TextRolloutConfig
-from rlplace.errors import WeightSyncError
+from rlplace.errors import NotResident, WeightSyncError
 from rlplace.placement.schedule import Residency
 from rlplace.tokens import Request
 from rlplace.workers.engines import vllm_loading, vllm_versions
@@ -42,7 +42,7 @@ from rlplace.workers.engines.vllm_memory import (
 )
 from rlplace.workers.engines.weights import ExpectedWeights, in_buckets
 from rlplace.workers.launch.devices import CudaDevice, Device
-from tests.contract.device_sync import Mixture, serve
+from tests.contract.device_sync import Grown, Mixture, serve
 from tests.contract.weight_ends import held_by
 from tests.rollout_stage import Ledger
 from tests.tiny_lm import request_of, tiny_model
@@ -476,7 +476,7 @@ def test_an_engine_over_two_processes_is_the_same_engine(
         assert difference(engine, expected) > 0.1
         with pytest.raises(
             WeightSyncError,
-            match="engines over several accelerators may have no weights",
+            match="an engine that had begun to load has no weights",
         ):
             sync(3, weights, fails_at=15)
         assert engine.version is None
@@ -527,11 +527,51 @@ def test_experts_are_shared_by_an_engine_over_two_processes(
             assert difference(engine, expected) < 1e-3
 
 
+@pytest.mark.parametrize(
+    "host",
+    [
+        pytest.param(0, id="beside an actor", marks=pytest.mark.slow),
+        pytest.param(None, id="apart"),
+    ],
+)
+def test_an_engine_of_one_process_loads_window_by_window(
+    host: int | None, build: Build, weights: Mapping[str, Tensor], expected: np.ndarray
+) -> None:
+    engine = build(Ledger())
+    size = sum(weight.nbytes for weight in weights.values())
+    way = "gloo" if host is None else "shared_tensor"
+    with syncs_to(engine, hosts=(host,), parts=()) as sync:
+        engine.move(WEIGHTS_ONLY)
+        wrong = {name: 2 * weight for name, weight in weights.items()}
+        assert sync(2, wrong) == {way: size}
+        engine.move(FULL)
+        assert difference(engine, expected) > 0.1
+        with pytest.raises(WeightSyncError, match="rank 0; an engine that had begun"):
+            sync(3, weights, fails_at=15)
+        assert engine.version is None
+        with pytest.raises(NotResident, match="before weights were loaded"):
+            engine.logprobs([1, 2, 3])
+        sync(4, weights)
+        assert engine.version == 4
+        assert difference(engine, expected) < 1e-3
+
+
 @contextlib.contextmanager
-def syncs_to(engine: VllmEngine) -> Iterator[Callable[..., Mapping[str, int]]]:
+def syncs_to(
+    engine: VllmEngine,
+    hosts: tuple[int | None, ...] = (0, None),
+    parts: tuple[int, ...] = (2,),
+    bucket_bytes: int = 20_000,
+    window_bytes: int = 50_000,
+) -> Iterator[Callable[..., Mapping[str, int]]]:
     """From two actor ranks past the host: the first shares with one process of the engine, the other is in a group."""
     mixture = Mixture(
-        actors=2, hosts=(0, None), parts=(2,), bucket_bytes=20_000, window_bytes=50_000
+        actors=2,
+        hosts=hosts,
+        parts=parts,
+        whole=False,
+        bucket_bytes=bucket_bytes,
+        window_bytes=window_bytes,
     )
     channel = LocalChannel(
         ChannelSpec(name="weights", capacity_items=64, timeout_s=20.0)
@@ -540,7 +580,7 @@ def syncs_to(engine: VllmEngine) -> Iterator[Callable[..., Mapping[str, int]]]:
     senders = [
         mixture.sender(channel, rank, point, None) for rank in range(mixture.actors)
     ]
-    receiver = CutReceiver(channel, 0, load=engine.load_from)
+    receiver = WindowReceiver(channel, 0, load=engine.load_from)
     failing = senders[1]._device._member
 
     def sync(
@@ -579,6 +619,34 @@ def syncs_to(engine: VllmEngine) -> Iterator[Callable[..., Mapping[str, int]]]:
 
 LARGE = {"hidden": 512, "layers": 12}  # 82 MiB
 BUCKET = 8 << 20
+
+
+@pytest.mark.slow
+def test_an_engine_of_one_process_holds_windows_and_a_layer_beside_the_model(
+    build: Build, tmp_path: Path
+) -> None:
+    """Of the tensors that its process makes, while loaded weights are loaded again.
+
+    Beside windows and buckets, the CPU stands in for the accelerator: a layer is made anew, packed, and copied.
+    """
+    folder = tiny_model(tmp_path, "llama", **LARGE)
+    stored = load_file(folder / "model.safetensors")
+    size = sum(weight.nbytes for weight in stored.values())
+    largest = max(weight.nbytes for weight in stored.values())
+    engine = build(Ledger(), model=folder)
+    engine.move(FULL)
+    sizes = {"bucket_bytes": 1 << 20, "window_bytes": 4 << 20}
+    with syncs_to(engine, hosts=(0,), parts=(), **sizes) as sync, Grown() as grown:
+        sync(1, stored)
+        # What vLLM has packed, in place of what the first load packs
+        packed = grown.live
+        grown.most = 0
+        sync(2, stored)
+    beside = grown.most - packed
+    print(f"{size >> 10} KiB of weights: {beside >> 10} KiB beside them")
+    windows = 2 * max(sizes["window_bytes"], largest) + 2 * sizes["bucket_bytes"]
+    assert beside < windows + 3 * largest
+    assert beside < size / 3
 
 
 @pytest.mark.slow

@@ -116,5 +116,5 @@ def test_a_process_that_cannot_load_is_named_with_the_rank_that_lacks_the_versio
             assert str(error).startswith(
                 "rollout rank 0 part 1: version 2 could not be loaded: AssertionError: "
             )
-            lacks = r"without version 2 now: rollout ranks? 0.*; engines over several accelerators may have no weights"
+            lacks = r"without version 2 now: rollout ranks? 0.*; an engine that had begun to load has no weights"
             assert re.search(lacks, str(error))

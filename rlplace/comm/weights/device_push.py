@@ -148,7 +148,7 @@ class DevicePush:
     def windows(self) -> tuple[Window, ...]:
         """All windows, in the order in which every member handles their buckets.
 
-        There is one window unless a reader splits the weights over several accelerators.
+        There is one window unless a reader loads the weights window by window.
         """
         return _windows(self.packed, self.bucket_bytes, self.window_bytes)
 
@@ -198,11 +198,12 @@ def _ends(assembly: Assembly, window_bytes: int) -> Iterator[int]:
     """Yield the end of each window: the number of tensors up to there.
 
     A window has at most `window_bytes` bytes, or the bytes of the largest tensor if that is larger. There is only one
-    window unless a reader splits the weights over several accelerators.
+    window unless a reader loads the weights window by window.
     """
     tensors = assembly.layout.tensors
     size = 0
-    cuts = isinstance(assembly.delivery, DeviceDelivery) and assembly.delivery.cut
+    delivery = assembly.delivery
+    cuts = isinstance(delivery, DeviceDelivery) and delivery.in_windows
     most = max([window_bytes, *(tensor.size_bytes for tensor in tensors)])
     for number, tensor in enumerate(tensors):
         if size and size + tensor.size_bytes > most and cuts:

@@ -9,10 +9,10 @@ A taker on the accelerator of an actor rank is a consumer of that rank: it copie
 All other members form one group: NCCL refuses two ranks of a group on one accelerator. Each byte comes to each taker
 once; no actor rank ever holds more than two buckets.
 
-A rollout rank with one accelerator is a taker. A second copy of the weights grows there, and is handed over when it is
-whole. Of an engine that cuts its weights each process is a taker. It gathers a window, some whole weights, loads its
-part of them, and goes on to the next: there is no second copy, and after a sync that broke off such an engine has no
-weights until the next one.
+A process of an engine takes windows: it gathers some whole weights, loads its part of them, and goes on to the next.
+There is no second copy, and after a sync that broke off while it loaded the engine has no weights until the next one.
+Any other target rank gathers a second copy of the weights, which is handed over when it is whole, so that its old
+weights stay until then.
 """
 
 from __future__ import annotations
@@ -120,7 +120,7 @@ class Member:
                 yield rendezvous
             except RuntimeError as error:
                 lacking = self.lacking(sync)
-                emptied = sync.delivery.cut
+                emptied = sync.delivery.in_windows
                 raise failed_sync(
                     "incomplete-weights",
                     "broke-off",
@@ -263,7 +263,8 @@ class DeviceSender:
 
         Return transport -> sent bytes, once the readers have taken all buckets. `assembly`: plan of the copy. `push`:
         version and properties of the push. `shards`: this rank's shards, by tensor. Raise WeightSyncError or
-        ChannelTimeout if the sync fails; the readers then keep their earlier weights.
+        ChannelTimeout if the sync fails; the readers then keep their earlier weights, but for those that had begun to
+        load windows, which have none.
         """
         deadline_s = time.monotonic() + self._channel.spec.timeout_s
         if self._packed is None or self._packed[0] is not assembly:
@@ -510,7 +511,7 @@ class DeviceEnd(WeightReceiver):
 
 
 class DeviceReceiver(DeviceEnd):
-    """Receiver of device syncs at a target rank with one accelerator.
+    """Receiver of device syncs at a target rank with one accelerator, for any holder of weights.
 
     The accelerator gets a whole copy of the weights, in addition to the weights in use.
     """
@@ -553,21 +554,21 @@ class DeviceReceiver(DeviceEnd):
         )
 
 
-# ── to an engine that cuts its weights ────────────────────────────────────────────────────────────────────────────────
+# ── to an engine, window by window ────────────────────────────────────────────────────────────────────────────────────
 #
-#   rollout rank   announcement ─▶ engine.load_from: a call of each of its processes ─▶ all have loaded it
+#   rollout rank   announcement ─▶ engine.load_from: in each of its processes ─▶ all have loaded it
 #   each process   joins the sync ─▶ window by window: gathers it on its accelerator, loads its part
 
 
-class PartTaker:
-    """Receiver of device syncs at one process of an engine that splits its weights over several accelerators.
+class WindowTaker:
+    """Receiver of device syncs at one process of an engine, which loads the weights window by window.
 
-    `rank`: the rollout rank of the engine. `part`: number of the process in the engine. `device`: the process's
-    accelerator.
+    `rank`: the rollout rank of the engine. `part`: number of the process in the engine; None: the engine has one
+    process. `device`: the process's accelerator. `timeout_s`: deadline of the connection to the store.
     """
 
     def __init__(
-        self, rank: int, part: int, *, device: torch.device, timeout_s: float
+        self, rank: int, part: int | None, *, device: torch.device, timeout_s: float
     ) -> None:
         self._me = DeviceMember("rollout", rank, part)
         self._member = Member(self._me.name, device, timeout_s=timeout_s)
@@ -594,6 +595,8 @@ class PartTaker:
                         taking.take(bucket, gathered, window.first)
                     if taking.damaged is None:
                         yield tensors_in(gathered, window.layout)
+                    # Its memory is free before that of the next window is taken
+                    del gathered
             if taking.damaged is not None:
                 raise damaged_sync(
                     member.name,
@@ -624,13 +627,16 @@ class PartTaker:
             emptied=True,
         )
 
+    def close(self) -> None:
+        self._member.leave()
+
     def transport(self, sync: DevicePush) -> str:
         return self._member.transports[sync.delivery.owner(self._me) is None]
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class LoadedParts:
-    """Result of loading a sync into an engine with several processes.
+    """Result of loading a sync into the processes of an engine, window by window.
 
     `transports`: transport -> bytes that came by it, summed over all processes of the engine. `others`: name ->
     received tensor, for the received tensors that are not weights.
@@ -640,12 +646,12 @@ class LoadedParts:
     others: dict[str, Tensor]
 
 
-# Arguments: the sync, the rollout rank, the deadline by `time.monotonic()`; see VllmEngine
+# Arguments: the sync, the rollout rank, the deadline by `time.monotonic()`; see VllmEngine, TransformersEngine
 LoadFrom = Callable[[DevicePush, int, float], LoadedParts]
 
 
-class CutReceiver(DeviceEnd):
-    """Receiver of device syncs at a target rank whose engine splits its weights over several accelerators.
+class WindowReceiver(DeviceEnd):
+    """Receiver of device syncs at a target rank whose engine loads the weights window by window.
 
     `load`: makes all processes of the engine take the weights of a sync and load them.
     """
@@ -658,7 +664,7 @@ class CutReceiver(DeviceEnd):
         component: str = "rollout",
         load: LoadFrom,
     ) -> None:
-        # This process itself takes no weights
+        # This end itself takes no weights
         here = torch.device("cpu")
         super().__init__(channel, rank, component=component, device=here)
         self._load = load

@@ -30,10 +30,10 @@ from rlplace.codes import problem
 from rlplace.comm.channel import Channel
 from rlplace.comm.weights.buffer import DoubleBuffer, OwnCopy
 from rlplace.comm.weights.device_sync import (
-    CutReceiver,
     DeviceReceiver,
     DeviceSender,
     LoadFrom,
+    WindowReceiver,
 )
 from rlplace.comm.weights.shards import (
     Assembly,
@@ -314,8 +314,8 @@ def receiver_of(
     """Return the receiver of target rank `rank` of `component` for the planned copies `deliveries`.
 
     `channel`: the weights channel. `folder`: the job folder of this node; None if ranks share no memory. `device`: the
-    rank's device. `load`: loads a device sync into an engine that splits its weights over several accelerators;
-    required for such an engine.
+    rank's device. `load`: loads a device sync into the rank's engine, window by window; required where the delivery
+    says so (`DeviceDelivery.takes_windows`).
     """
     found = next(
         (d for d in deliveries if isinstance(d, DeviceDelivery) and rank in d.readers),
@@ -323,10 +323,10 @@ def receiver_of(
     )
     if found is None:
         return CopyReceiver(channel, rank, component=component, folder=folder)
-    if len(found.takers_of(rank)) == 1:
+    if not found.takes_windows(rank):
         return DeviceReceiver(channel, rank, component=component, device=device)
-    assert load is not None, "the engine is of one that cuts its weights"
-    return CutReceiver(channel, rank, component=component, load=load)
+    assert load is not None, "the plan knows the engine as one with load_from"
+    return WindowReceiver(channel, rank, component=component, load=load)
 
 
 @dataclasses.dataclass(slots=True)

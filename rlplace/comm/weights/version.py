@@ -5,7 +5,8 @@
     source ranks   push(8, shards)                                             each writes its own
     target ranks   with pull(8) as received:  engine.load(received.tensors, 8)
 
-A pull hands over exactly the version asked for, whole; else it raises and the weights in use stay as they are.
+A pull hands over exactly the version asked for, whole; else it raises and the weights in use stay as they are. Engines
+that load a device sync window by window are the exception: once they had begun, they have no weights then.
 Under the key of a target rank the weights channel carries::
 
     Complete                         to every reader of a double buffer: a version is complete in it
@@ -238,8 +239,8 @@ def failed_sync(
     """Return the error for a failed weight sync.
 
     `code`: the error code. `error`: name of one of the texts of this code. `key`: name of the worker at which the sync
-    has failed. `lacking`: ranks of the component `target` that do not have `version`. `emptied`: whether engines that
-    split their weights over several accelerators had begun to load; they may then have no weights until the next sync.
+    has failed. `lacking`: ranks of the component `target` that do not have `version`. `emptied`: whether there are
+    engines that load the weights as they come; those that had begun then have no weights until the next sync.
     `facts`: further values for the text.
     """
     without = (
@@ -248,8 +249,8 @@ def failed_sync(
     left = "the weights in use are unchanged"
     if emptied:
         left = (
-            "engines over several accelerators may have no weights until the next "
-            "sync, those of others are unchanged"
+            "an engine that had begun to load has no weights until the next sync, those "
+            "of all others are unchanged"
         )
     after = "; ".join(text for text in (without, left) if text)
     failed = problem(code, key, error=error, version=version, after=after, **facts)

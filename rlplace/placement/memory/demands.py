@@ -301,10 +301,14 @@ class DeviceSync:
         """
         found = [d for d in deliveries if isinstance(d, DeviceDelivery)]
         free = any(None in d.owners for d in found)
-        whole = any(not d.parts or 1 in d.parts for d in found)
-        cut = any(d.cut for d in found)
+        copy = any(d.whole and (not d.parts or 1 in d.parts) for d in found)
+        windows = any(d.in_windows for d in found)
         return cls(
-            buckets=free, copy=whole, windows=cut, group=free, number=DTYPE_BYTES[dtype]
+            buckets=free,
+            copy=copy,
+            windows=windows,
+            group=free,
+            number=DTYPE_BYTES[dtype],
         )
 
     def beside(self, process: Mapping[Part, int]) -> dict[Part, int]:

@@ -487,7 +487,7 @@ def _copies(plan: Plan, source: str, target: str) -> list[dict[str, Any]]:
         names = ["readers", "near"]
         if isinstance(delivery, DeviceDelivery):
             names = ["readers", "owners"]
-            if delivery.cut:
+            if delivery.parts:
                 names.append("parts")
         copies.append(_fields(delivery, *names))
     return copies

@@ -16,6 +16,7 @@ import dataclasses
 import functools
 import os
 import random
+import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, cast
 
@@ -33,6 +34,8 @@ from transformers.cache_utils import DynamicLayer
 from transformers.initialization import no_init_weights
 
 from rlplace.codes import config_error
+from rlplace.comm.weights.device_sync import LoadedParts, WindowTaker
+from rlplace.comm.weights.shards import copy_tensor
 from rlplace.config.blocks.language_model import TextRolloutConfig
 from rlplace.models import BUILDING
 from rlplace.models.tokenizer import StopTexts, Tokenizer
@@ -52,8 +55,11 @@ from rlplace.workers.engines.contract import (
     require,
 )
 from rlplace.workers.engines.torch import ModuleEngine
+from rlplace.workers.engines.weights import NAME as PROBE
+from rlplace.workers.engines.weights import check_fit
 
 if TYPE_CHECKING:
+    from rlplace.comm.weights.device_push import DevicePush
     from rlplace.workers.launch.devices import Device
 
 
@@ -154,6 +160,8 @@ class TransformersEngine(ModuleEngine):
         # The answer in each row of the cache
         self._active: list[_Answer] = []
         self.cached_tokens = 0
+        # This engine's end of device syncs, from the first one on
+        self._taker: WindowTaker | None = None
         random_seed = int.from_bytes(os.urandom(4), "little")
         self._seed = random_seed if rollout.seed is None else rollout.seed
         super().__init__(self._model, device, owner)
@@ -213,7 +221,63 @@ class TransformersEngine(ModuleEngine):
         self, weights: Weights, version: int, factors: FactorsOf = NO_FACTORS
     ) -> None:
         super().load(weights, version, factors)
-        # All answers wait for a pass over their tokens by the new weights, in the same order
+        self._read_again()
+
+    def load_from(self, sync: DevicePush, rank: int, deadline_s: float) -> LoadedParts:
+        """Receive a weight sync on the engine's accelerator, and load the weights as they arrive, window by window.
+
+        Return the transport that carried the bytes, and the tensors of the sync that are not weights. There is no
+        second copy of the weights. If an error occurs after some weights were loaded, the engine has no version, and
+        refuses to generate until the next load.
+
+        `sync`: the sync. `rank`: the rollout rank that receives. `deadline_s`: deadline, in seconds of the monotonic
+        clock. Raises the errors of `load`, WeightSyncError and ChannelTimeout.
+        """
+        require(
+            self, self._owner, "pull_weights", needs=Residency.WEIGHTS, loaded=False
+        )
+        # Names and shapes are compared before anything is loaded
+        tensors = sync.assembly.layout.tensors
+        shapes = {name: spec for spec in tensors for name in spec.names}
+        shapes.pop(PROBE, None)
+        version = sync.push.version
+        check_fit(shapes, self.shapes, owner=self._owner, version=version)
+        # One connection for all syncs
+        if self._taker is None:
+            left_s = max(1.0, deadline_s - time.monotonic())
+            self._taker = WindowTaker(
+                rank, None, device=self._torch_device, timeout_s=left_s
+            )
+        others: dict[str, Tensor] = {}
+        error: Exception | None = None
+        for window in self._taker.take(sync, deadline_s):
+            # From the first window to the last one there is no version
+            self.version = None
+            if PROBE in window:
+                others[PROBE] = window.pop(PROBE).cpu().clone()
+            try:
+                # After an error the rest is only received, since other processes wait for this one
+                if error is None:
+                    self._copy(window)
+            except RuntimeError as raised:
+                error = raised
+            # The memory of a window goes before the next one comes
+            window.clear()
+        if error is not None:
+            raise self._taker.not_loaded(sync, error)
+        self.version = version
+        self._read_again()
+        moved = sum(spec.size_bytes for spec in tensors)
+        return LoadedParts(
+            transports={self._taker.transport(sync): moved}, others=others
+        )
+
+    def _copy(self, window: Weights) -> None:
+        for name, weight in window.items():
+            copy_tensor(self._tensors[name], weight)
+
+    def _read_again(self) -> None:
+        """Let all answers in flight wait for a pass over their tokens by the new weights, in the same order."""
         self._waiting.extendleft(reversed(self._active))
         self._active = []
 
@@ -429,6 +493,8 @@ class TransformersEngine(ModuleEngine):
 
     def close(self) -> None:
         self.drop()
+        if self._taker is not None:
+            self._taker.close()
         super().close()
 
 

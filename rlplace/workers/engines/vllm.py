@@ -41,6 +41,7 @@ from rlplace.workers.engines.contract import (
 )
 from rlplace.workers.engines.vllm_loading import (
     NothingLoaded,
+    leave_syncs,
     load_from,
     load_shards,
     pack_experts_anew,
@@ -183,7 +184,8 @@ class VllmEngine:
     def load_from(self, sync: DevicePush, rank: int, deadline_s: float) -> LoadedParts:
         """Let each of vLLM's workers receive a weight sync itself, and load its own part of the weights as they arrive.
 
-        Return the transports that carried the bytes, and the tensors of the sync that are not weights.
+        Return the transports that carried the bytes, and the tensors of the sync that are not weights. If an error
+        occurs after a worker began to load, the engine has no version, and refuses to generate until the next load.
 
         `sync`: the sync. `rank`: the rollout rank for which the workers receive. `deadline_s`: deadline, in seconds of
         the monotonic clock. Raises the errors of `load`, WeightSyncError and ChannelTimeout.
@@ -389,6 +391,9 @@ class VllmEngine:
         """Shut down vLLM's workers and torch's process group in this process."""
         self._running.clear()
         if self._vllm is not None:
+            # Workers that are other processes leave by their end
+            if self._settings.tensor_parallel == 1:
+                self._vllm.collective_rpc(leave_syncs)
             self._vllm.engine_core.shutdown()
             self._vllm = None
             self._memory.close()

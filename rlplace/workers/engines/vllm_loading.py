@@ -1,11 +1,12 @@
-"""Loading weights into vLLM workers that are processes of their own: each loads its part, by vLLM's own steps.
+"""Loading weights into vLLM's workers: each loads its part, by vLLM's own steps.
 
 ::
 
     from the host           engine writes a bucket ─▶ every worker loads its part of it ─▶ the next bucket
     from actor ranks        every worker takes part in the sync, window by window, on its own accelerator
 
-Functions whose first argument is `worker` run in each worker, through `collective_rpc`.
+Functions whose first argument is `worker` run in each worker, through `collective_rpc`. An engine with one worker has
+that worker in its own process, and takes weights from actor ranks in the same way.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from typing import Any, NamedTuple
 from torch import Tensor
 
 from rlplace.comm.weights.device_push import DevicePush
-from rlplace.comm.weights.device_sync import LoadedParts, PartTaker
+from rlplace.comm.weights.device_sync import LoadedParts, WindowTaker
 from rlplace.errors import RlplaceError
 from rlplace.models.checkpoint import as_stored
 from rlplace.workers.engines.vllm_versions import reset_lora
@@ -132,6 +133,16 @@ def _load_some(worker: Any, weights: Iterable[tuple[str, Tensor]]) -> None:
         worker.model_runner.get_model().load_weights(weights)
 
 
+def leave_syncs(worker: Any) -> None:
+    """Leave the process group of device syncs, if this worker is in one.
+
+    `worker`: worker of vLLM's engine.
+    """
+    taker: WindowTaker | None = getattr(worker, "window_taker", None)
+    if taker is not None:
+        taker.close()
+
+
 class _PartLoaded(NamedTuple):
     """The result of a weight sync in one worker of vLLM.
 
@@ -163,12 +174,16 @@ def _take_part(
     loads weights.
     """
     # One connection per worker, for all syncs
-    if not hasattr(worker, "part_taker"):
+    if not hasattr(worker, "window_taker"):
         left_s = max(1.0, deadline_s - time.monotonic())
-        worker.part_taker = PartTaker(
-            rank, worker.rank, device=worker.device, timeout_s=left_s
+        several = len(sync.delivery.takers_of(rank)) > 1
+        worker.window_taker = WindowTaker(
+            rank,
+            worker.rank if several else None,
+            device=worker.device,
+            timeout_s=left_s,
         )
-    taker: PartTaker = worker.part_taker
+    taker: WindowTaker = worker.window_taker
     found: dict[str, Tensor] = {}
     begun = False
     error: Exception | None = None

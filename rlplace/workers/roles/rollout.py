@@ -111,7 +111,8 @@ class RolloutWorker(RoleWorker):
         """Receive policy version `version` of the weights, verify and load it into the engine, and return metrics.
 
         `source`: component that sends the weights; only "actor" and None are allowed, and None means "actor". If this
-        raises WeightSyncError or an error of a channel, the engine keeps its earlier weights.
+        raises WeightSyncError or an error of a channel, the engine keeps its earlier weights. An engine that had begun
+        to load a sync window by window then has no weights, and refuses to generate until the next sync.
         """
         from rlplace.workers.weights import pull_metrics
 

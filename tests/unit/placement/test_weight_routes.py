@@ -60,7 +60,8 @@ def test_each_process_of_an_engine_that_cuts_its_weights_takes_them_on_its_own_g
         readers=(0, 1), owners=(2, 3, None, None), actors=4, parts=(2, 2)
     )
     assert isinstance(device, DeviceDelivery)
-    assert device.cut
+    assert device.in_windows
+    assert device.takes_windows(0)
     assert [taker.name for taker in device.takers_of(1)] == [
         "rollout rank 1 part 0",
         "rollout rank 1 part 1",
@@ -73,6 +74,19 @@ def test_each_process_of_an_engine_that_cuts_its_weights_takes_them_on_its_own_g
         [],
         ["rollout rank 0 part 1"],
     ]
+
+
+def test_engines_of_one_gpu_take_windows_where_the_plan_says_so() -> None:
+    for whole in (True, False):
+        (device,) = deliver(placed("0-1", "1-2"), whole=whole)
+        assert isinstance(device, DeviceDelivery)
+        assert device.in_windows is not whole
+        assert device.takes_windows(1) is not whole
+    one_and_two = placed("0-3", "0:0,1-2:1")
+    (device,) = deliver(one_and_two, cut=True)
+    assert isinstance(device, DeviceDelivery)
+    assert device.in_windows
+    assert [device.takes_windows(reader) for reader in (0, 1)] == [False, True]
 
 
 def test_ranks_of_several_gpus_that_do_not_cut_and_second_ranks_of_one_go_through_the_host() -> (

@@ -83,7 +83,10 @@ def plan_of(
     on_devices = sync.mode == "all" and sync.through_host is not True and not ahead
     deliveries = deliver_by_node(placement)
     if on_devices:
-        deliveries = deliver(placement, cut=config.rollout.engine == "vllm")
+        # An engine of a class of one's own gets all weights in one call
+        rollout = config.rollout
+        cut = rollout.engine == "vllm"
+        deliveries = deliver(placement, cut=cut, whole=rollout.own)
     channels = plan_channels(config, placement)
     return dataclasses.replace(plan, channels=channels, deliveries=deliveries)
 

@@ -272,13 +272,13 @@ class DeviceSync:
 
     `buckets`: whether the accelerator has two buckets of weights in transit. `copy`: whether it has a second copy of
     all weights, which replaces the copy in use at the end. `windows`: whether it has buffers of whole weights, from
-    which a tensor-parallel engine loads its part. `group`: whether it has a communicator for the broadcast. `number`:
+    which an engine loads its part. `group`: whether it has a communicator for the broadcast. `number`:
     bytes per number during the transfer.
     """
 
     buckets: bool = False  # two buckets
     copy: bool = False  # a whole copy of the weights, before it replaces those in use
-    # Windows of whole weights, from which a tensor-parallel engine loads its part.
+    # Windows of whole weights, from which an engine loads its part
     windows: bool = False
     # A communicator with the other members of the broadcast, from the first sync on.
     group: bool = False
@@ -838,6 +838,7 @@ class EngineDemand:
             lacking = f"the KV cache holds {room} tokens, the longest sequence has {self.sequence_length}"
         # Weights are copied one by one from the host to their place; vLLM first rebuilds each module.
         anew = 0 if simple else formulas.reloading(model, number, parallel)
+        windows = formulas.sync_windows(model, self.sync.number, 1 if simple else 2)
         awake = process | {Part.PARAMETERS: weights}
         # Each accelerator of the rank has a part of the weights, and the host has all parts. Sleep level 2 keeps no
         # copy.
@@ -860,11 +861,7 @@ class EngineDemand:
                 _FULL: awake | {Part.KV_CACHE: cache},
             },
             working={
-                "sync": {
-                    Part.SYNC: self.sync.working(
-                        sent, anew, formulas.sync_windows(model, self.sync.number)
-                    )
-                },
+                "sync": {Part.SYNC: self.sync.working(sent, anew, windows)},
                 "rollout": {Part.WORKSPACE: max(workspace, penalised)},
             },
             host=host,

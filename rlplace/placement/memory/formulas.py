@@ -361,17 +361,19 @@ def nccl_shared() -> int:
 def sync_buckets(weights: int) -> int:
     """2 buckets: one is filled while the other is read; no tensor is gathered.
     Source: rlplace.comm.weights.
-    Accuracy: exact between GPUs, an upper bound through the host; readers on GPUs hold a second copy.
+    Accuracy: exact between GPUs, an upper bound through the host; readers on GPUs hold windows or a second copy, too.
     """
     return 2 * min(weights, DEVICE_BUCKET_BYTES)
 
 
-def sync_windows(model: ModelShape, number: int) -> int:
+def sync_windows(model: ModelShape, number: int, windows: int = 2) -> int:
     """2 windows of whole weights, each of 256 MiB or the largest weight: one arrives while modules load from the other.
+    1 in an engine that copies a window at once (transformers). At most all weights.
     Source: rlplace.comm.weights.device_sync.
     Accuracy: upper bound.
     """
-    return 2 * max(WINDOW_BYTES, model.largest_weight_elements * number)
+    window = max(WINDOW_BYTES, model.largest_weight_elements * number)
+    return min(windows * window, parameters(model, number))
 
 
 def stream_buckets(weights: int, *, sent: bool, encrypted: bool = False) -> int:

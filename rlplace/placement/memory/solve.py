@@ -456,9 +456,12 @@ def _changes(case: MemoryCase, short: Account) -> Iterator[Remedy]:
 
 
 def _sync_through_host(case: MemoryCase, holders: Sequence[str]) -> Iterator[Remedy]:
-    """Yield the remedy to sync weights through the hosts, if engines in `holders` hold a second copy during a sync."""
-    engines = [case.demands.get(component) for component in holders]
-    if not any(isinstance(e, EngineDemand) and e.sync.copy for e in engines):
+    """Yield the remedy to sync weights through the hosts, if engines in `holders` hold windows of whole weights or a
+    second copy during a sync.
+    """
+    found = [case.demands.get(component) for component in holders]
+    syncs = [demand.sync for demand in found if isinstance(demand, EngineDemand)]
+    if not any(sync.copy or sync.windows for sync in syncs):
         return
     for component, demand in case.demands.items():
         if isinstance(demand, TrainingDemand) and isinstance(demand.block, ActorConfig):

@@ -67,9 +67,7 @@ def test_every_large_line_is_what_a_sum_by_hand_gives(name: str, n: Numbers) -> 
         ("rollout", "rollout", Part.PARAMETERS): engine,
         ("rollout", "rollout", Part.WORKSPACE): workspace,
         ("rollout", "rollout", Part.KV_CACHE): share - engine - workspace - fixed,
-        ("sync", "rollout", Part.SYNC): engine + head
-        if n.cut == 1
-        else windows + head / n.cut,
+        ("sync", "rollout", Part.SYNC): windows + head / n.cut,
         ("rollout", "actor", HostPart.OFFLOADED): 8 * 14 * parameters / n.ranks,
     }
     for (stage, component, part), size in expected.items():

@@ -28,13 +28,19 @@ EMBEDDING = (
 )  # the largest that an engine makes anew, in bfloat16
 
 
-def config(rollout: str = HYBRID["rollout"], **actor: Any) -> Config:
+def config(
+    rollout: str = HYBRID["rollout"], engine: str = "vllm", **actor: Any
+) -> Config:
     return read_config(
         {
             "cluster": {"component_placement": HYBRID | {"rollout": rollout}},
             "algorithm": {"name": "grpo", "prompts": 8, "samples_per_prompt": 4},
             "env": {"task": "arithmetic", "enable_offload": True},
-            "rollout": {"kv_cache_memory": "1GiB", "enable_offload": True},
+            "rollout": {
+                "engine": engine,
+                "kv_cache_memory": "1GiB",
+                "enable_offload": True,
+            },
             "actor": {"model": LLAMA_8B, "enable_offload": True, **actor},
         }
     )
@@ -62,28 +68,52 @@ def in_sync(
     )
 
 
-def test_gpus_get_a_second_copy_past_the_host_which_is_counted() -> None:
+def test_gpus_get_windows_past_the_host_and_never_a_second_copy() -> None:
     layout, ledger = planned(config())
     assert layout.deliveries == (
-        DeviceDelivery(readers=(0, 1, 2), owners=(1, None, None), actors=2),
+        DeviceDelivery(
+            readers=(0, 1, 2), owners=(1, None, None), actors=2, whole=False
+        ),
     )
-    weights = in_sync(ledger, 3, "rollout", Part.PARAMETERS)
-    assert weights > 2 << 30
-    assert (
-        in_sync(ledger, 3, "rollout") == weights + EMBEDDING
-    )  # the copy is there until the last weight is loaded
+    # Two windows, each as large as the largest weight, and what vLLM makes anew
+    in_windows = BUCKETS + 2 * EMBEDDING + EMBEDDING
+    assert in_sync(ledger, 3, "rollout") == in_windows
+    assert in_sync(ledger, 3, "rollout", Part.PARAMETERS) > 4 * in_windows
     assert in_sync(ledger, 0, "actor") == BUCKETS
     assert (
         ledger.hosts[0].loads[-1].holds[-1].size_bytes < 64 << 20
     )  # channels, and no buffer of weights
 
 
-def test_a_second_copy_is_of_the_type_that_the_actor_computes_in() -> None:
+def test_windows_are_of_the_type_that_the_actor_computes_in() -> None:
     _, ledger = planned(config(compute="fp32"))
-    weights = in_sync(
-        ledger, 3, "rollout", Part.PARAMETERS
-    )  # of the engine, in bfloat16
-    assert in_sync(ledger, 3, "rollout") == 2 * weights + EMBEDDING
+    # The engine itself has bfloat16
+    assert in_sync(ledger, 3, "rollout") == BUCKETS + 2 * 2 * EMBEDDING + EMBEDDING
+
+
+def test_the_transformers_engine_has_one_window_at_a_time() -> None:
+    _, ledger = planned(config(engine="transformers"))
+    assert in_sync(ledger, 3, "rollout") == BUCKETS + EMBEDDING
+
+
+def test_windows_are_at_most_all_weights() -> None:
+    """Those of a small model fit into one window."""
+    small = LLAMA_8B | {"hidden_size": 512, "num_hidden_layers": 2}
+    small |= {"intermediate_size": 1024, "vocab_size": 32_000}
+    _, ledger = planned(config(engine="transformers", model=small))
+    weights = in_sync(ledger, 3, "rollout", Part.PARAMETERS)
+    assert 64 << 20 < weights < 256 << 20
+    assert in_sync(ledger, 3, "rollout") == BUCKETS + weights
+
+
+def test_an_engine_of_ones_own_gets_a_second_copy_which_is_counted() -> None:
+    """It loads all weights in one call, so they are there until the last one is loaded."""
+    layout, ledger = planned(config(engine="package.module:Engine"))
+    assert layout.deliveries == (
+        DeviceDelivery(readers=(0, 1, 2), owners=(1, None, None), actors=2),
+    )
+    weights = in_sync(ledger, 3, "rollout", Part.PARAMETERS)
+    assert in_sync(ledger, 3, "rollout") == weights + EMBEDDING
 
 
 @pytest.mark.parametrize(
@@ -108,7 +138,11 @@ def test_an_engine_over_several_gpus_takes_windows_and_never_a_second_copy() -> 
     layout, ledger = planned(config(rollout="0-3:0-1"))
     assert layout.deliveries == (
         DeviceDelivery(
-            readers=(0, 1), owners=(0, 1, None, None), actors=2, parts=(2, 2)
+            readers=(0, 1),
+            owners=(0, 1, None, None),
+            actors=2,
+            parts=(2, 2),
+            whole=False,
         ),
     )
     anew = EMBEDDING // 2  # of what the engine makes anew

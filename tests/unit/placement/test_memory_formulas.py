@@ -214,6 +214,11 @@ BY_HAND: dict[
     ],
     formulas.communicator: [(lambda f: f(1), 256 << 20), (lambda f: f(2), 512 << 20)],
     formulas.sync_buckets: [(lambda f: f(1 << 30), 128 << 20), (lambda f: f(30), 60)],
+    formulas.sync_windows: [
+        (lambda f: f(OPT_13B, 2), 2 * (2 * 50272 * 5120)),
+        (lambda f: f(OPT_13B, 2, 1), 2 * 50272 * 5120),
+        (lambda f: f(TINY, 4), formulas.parameters(TINY, 4)),
+    ],
     formulas.pinned: [
         (lambda f: f(1025), 2048),
         (lambda f: f(1024), 1024),

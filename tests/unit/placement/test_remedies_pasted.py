@@ -13,11 +13,12 @@ from rlplace.placement.memory.solve import Knob, solve
 from rlplace.runtime.prepare import prepare
 
 SMALL = "cluster.nodes=[{accelerators: 8, memory: %s, host_memory: 2TiB}]"
-# Engines of one accelerator each, apart from the actor: a sync brings a second copy of the weights.
+# Engines of one accelerator each, apart from the actor, which are awake while a sync brings windows of weights.
 APART = (
     "grpo_qwen3_8b cluster=64xA100 cluster.component_placement.actor=0-15 "
     "cluster.component_placement.rollout=16-63 rollout.enable_offload=false"
 )
+FULL_SHARE = "rollout.gpu_memory_utilization=0.95"
 JOBS = {  # command line -> whether its remedies are enough
     f"rlhf_ppo_colocated {SMALL % '20GiB'}": True,
     f"rlhf_ppo_colocated {SMALL % '24GiB'} algorithm.max_new_tokens=64 algorithm.max_prompt_length=64": True,
@@ -29,7 +30,7 @@ JOBS = {  # command line -> whether its remedies are enough
     "collocated_grpo_llm cluster.accelerator.kind=emulated cluster.accelerator.memory=1400MiB": True,
     f"rlhf_ppo_colocated {SMALL % '80GiB'} rollout.gpu_memory_utilization=0.2": True,
     f"grpo_qwen3_8b {SMALL % '24GiB'} actor.optimizer.on_host=true": True,
-    APART: True,
+    f"{APART} {FULL_SHARE}": True,
     "hybrid_ppo cluster.accelerator.kind=emulated cluster.accelerator.memory=100MiB": False,
 }
 
@@ -75,8 +76,14 @@ def test_every_proposed_line_works(job: str) -> None:
     assert fits or not JOBS[job]
 
 
-def test_a_sync_through_the_hosts_saves_the_second_copy_of_the_weights() -> None:
-    (composed,) = with_hydra(words(APART))
+def test_engines_awake_at_a_share_of_0_9_have_room_for_a_sync() -> None:
+    """Not for a second copy of the weights, which are 15.3 GiB."""
+    (composed,) = with_hydra(words(f"{APART} rollout.gpu_memory_utilization=0.9"))
+    assert not prepare(composed.mapping).view.shortages
+
+
+def test_a_sync_through_the_hosts_saves_the_windows_of_weights() -> None:
+    (composed,) = with_hydra(words(f"{APART} {FULL_SHARE}"))
     (shortage,) = prepare(composed.mapping).view.shortages
     assert shortage.got is not None
     assert "in stage sync" in shortage.got
@@ -85,8 +92,8 @@ def test_a_sync_through_the_hosts_saves_the_second_copy_of_the_weights() -> None
 
 
 def test_an_engine_with_a_share_of_0_95_has_room_for_its_context_beside_it() -> None:
-    share = "actor.sync.through_host=true rollout.gpu_memory_utilization=0.95"
-    (composed,) = with_hydra(words(f"{APART} {share}"))
+    through_host = "actor.sync.through_host=true"
+    (composed,) = with_hydra(words(f"{APART} {through_host} {FULL_SHARE}"))
     assert not prepare(composed.mapping).view.shortages
 
 

@@ -115,29 +115,26 @@ class _Sums(NamedTuple):
     members: list[int]
     own: list[int]
 
-    def size(self, sizes: SampleSizes, first: int, stop: int) -> int:
-        """Return `sizes.size(members[first:stop])`."""
-        shared = sizes.shared(self.members[first], stop - first)
-        return self.own[stop] - self.own[first] + shared
-
 
 def _units(
     sizes: SampleSizes, groups: Sequence[_Sums], most: int, budget: int
 ) -> Iterator[tuple[MicroBatch, int]]:
     """Yield the units of `SampleSizes.units`, each with its size. `groups`: from `SampleSizes.sums`."""
-    for group in groups:
-        members = group.members
+    for members, own in groups:
         first = 0
         while first < len(members):
             # The largest part from `first` on within the budget; at least one sample.
-            stop = min(first + most, len(members))
-            whole = group.size(sizes, first, stop)
-            if whole > budget and stop > first + 1:
-                size = functools.partial(group.size, sizes, first)
-                fitting = bisect.bisect_right(range(first + 1, stop), budget, key=size)
-                stop = first + max(1, fitting)
-                whole = group.size(sizes, first, stop)
-            yield tuple(members[first:stop]), whole
+            stop = first + 1
+            most_stop = min(first + most, len(members))
+            size = own[stop] - own[first] + sizes.shared(members[first], 1)
+            while stop < most_stop:
+                shared = sizes.shared(members[first], stop + 1 - first)
+                larger = own[stop + 1] - own[first] + shared
+                if larger > budget:
+                    break
+                size = larger
+                stop += 1
+            yield tuple(members[first:stop]), size
             first = stop
 
 
@@ -205,11 +202,11 @@ def pack_steps(
     None: one step for each epoch. `seed`: decides the random order of groups. `ranks`: number of ranks. `token_budget`:
     the most tokens of a micro-batch.
     """
-    packings: list[Packing] = []
+    steps: list[Packing] = []
     for epoch in range(epochs):
         for picks in optimizer_steps(sizes, train_batch, f"{seed} {epoch}"):
-            packings.append(pack(sizes, ranks, token_budget, picks))
-    return tuple(packings)
+            steps.append(pack(sizes, ranks, token_budget, picks))
+    return tuple(steps)
 
 
 def pack(
@@ -224,91 +221,155 @@ def pack(
     may have more. `picks`: indices of the step's samples, in ascending order; None: all samples. The samples of a group
     stay together, unless smaller parts of groups make the step faster.
     """
-    items: Sequence[int] = range(len(sizes.tokens))
-    if picks is not None:
-        items = picks
-    groups = sizes.sums(items)
-    units = list(_units(sizes, groups, max(1, len(items)), token_budget))
-    least = sum(size for _, size in units)
-    most = max((len(unit) for unit, _ in units), default=1)
-    slowest, best = _packed(sizes, units, ranks, token_budget)
-
-    # Smaller units divide better and compute shared prompts more often: the fastest is taken.
-    latest = slowest
-    while most > 1 and latest * ranks > _NEAR * least:
-        most = -(-most // 2)  # half, rounded up
-        units = list(_units(sizes, groups, most, token_budget))
-        latest, packing = _packed(sizes, units, ranks, token_budget)
-        if latest < slowest:
-            slowest = latest
-            best = packing
-    return best
+    return StepSamples(sizes, token_budget, picks).divided(ranks).packing
 
 
-def _packed(
-    sizes: SampleSizes,
-    sized_units: Sequence[tuple[MicroBatch, int]],
-    ranks: int,
-    budget: int,
-) -> tuple[int, Packing]:
-    """Return the duration of the step in tokens, and the packing of units.
+class StepSamples:
+    """The samples of one optimizer step. It can be divided over several numbers of ranks.
 
-    The duration is the sum over micro-batches of the tokens of the slowest rank. `sizes`: of all samples.
-    `sized_units`: sets of samples that stay together, each with its size. `ranks`: number of ranks. `budget`: the most
-    tokens of a micro-batch.
+    What does not depend on the number of ranks is computed once.
     """
-    units = [unit for unit, _ in sized_units]
-    loads = [size for _, size in sized_units]
-    shares = spread(loads, ranks)
-    packed = [fit(loads, budget, share) for share in shares]
+
+    def __init__(
+        self,
+        sizes: SampleSizes,
+        token_budget: int,
+        picks: Sequence[int] | None = None,
+    ) -> None:
+        """Prepare a step. `sizes`, `token_budget`, `picks`: as for `pack`."""
+        items: Sequence[int] = range(len(sizes.tokens))
+        if picks is not None:
+            items = picks
+        self._sizes = sizes
+        self._budget = token_budget
+        self._count = len(items)
+        self._groups = sizes.sums(items)
+        # Most samples of a unit -> the units
+        self._units: dict[int, _Units] = {}
+
+    def divided(self, ranks: int) -> Division:
+        """Return the division of the samples over `ranks` ranks and into micro-batches."""
+        units = self._of(max(1, self._count))
+        least = sum(units.loads)
+        most = max(map(len, units.samples), default=1)
+        best = _divided(self._sizes, units, ranks, self._budget)
+
+        # Smaller units divide better and compute shared prompts more often: the fastest is taken.
+        latest = best
+        while most > 1 and latest.slowest * ranks > _NEAR * least:
+            most = -(-most // 2)  # half, rounded up
+            latest = _divided(self._sizes, self._of(most), ranks, self._budget)
+            if latest.slowest < best.slowest:
+                best = latest
+        return best
+
+    def _of(self, most: int) -> _Units:
+        """Return the units of at most `most` samples."""
+        if most not in self._units:
+            found = [*_units(self._sizes, self._groups, most, self._budget)]
+            loads = [size for _, size in found]
+            groups: Sequence[int] = ()
+            if self._sizes.prompts:
+                groups = [self._sizes.groups[unit[0]] for unit, _ in found]
+            self._units[most] = _Units(
+                samples=[unit for unit, _ in found],
+                loads=loads,
+                groups=groups,
+                order=_longest_first(loads, None),
+            )
+        return self._units[most]
+
+
+class _Units(NamedTuple):
+    """Sets of samples that stay together in a micro-batch.
+
+    `samples`: the samples of each unit. `loads`: tokens of each unit. `groups`: group of each unit; empty: prompts are
+    not shared. `order`: the indices of the units, the largest unit first.
+    """
+
+    samples: Sequence[MicroBatch]
+    loads: Sequence[int]
+    groups: Sequence[int]
+    order: Sequence[int]
+
+
+class Division:
+    """Units divided over ranks and into micro-batches; all ranks have equally many micro-batches.
+
+    `tokens`: for each rank, the size of each micro-batch. `slowest`: the duration of the step in tokens: the sum over
+    micro-batches of the tokens of the slowest rank. `packing`: the same with the samples of each micro-batch.
+    """
+
+    def __init__(
+        self,
+        samples: Sequence[MicroBatch],
+        ranks: Sequence[Sequence[Sequence[int]]],
+        tokens: tuple[tuple[int, ...], ...],
+    ) -> None:
+        """Keep a division. `samples`: of each unit. `ranks`: for each rank, the units of each micro-batch."""
+        self.tokens = tokens
+        self.slowest = sum(map(max, zip(*tokens, strict=True)))
+        self._samples = samples
+        self._ranks = ranks
+
+    @functools.cached_property
+    def packing(self) -> Packing:
+        found: list[tuple[MicroBatch, ...]] = []
+        for micro_batches in self._ranks:
+            of_rank = []
+            for chosen in micro_batches:
+                units = (self._samples[unit] for unit in chosen)
+                of_rank.append(tuple(sorted(itertools.chain.from_iterable(units))))
+            found.append(tuple(of_rank))
+        total = sum(map(sum, self.tokens))
+        imbalance = 0.0
+        if total:
+            imbalance = self.slowest * len(self._ranks) / total - 1.0
+        return Packing(tuple(found), self.tokens, imbalance)
+
+
+def _divided(sizes: SampleSizes, units: _Units, ranks: int, budget: int) -> Division:
+    """Return the division of units over ranks and into micro-batches.
+
+    `sizes`: of all samples. `ranks`: number of ranks. `budget`: the most tokens of a micro-batch.
+    """
+    shares, _ = _shares(units.loads, ranks, units.order)
+    packed = [_bins(units.loads, budget, share) for share in shares]
     number = max(map(len, packed))  # of micro-batches
 
-    # Units of each micro-batch -> samples of each micro-batch, and their tokens.
-    widened: list[tuple[MicroBatch, ...]] = []
+    divided: list[Sequence[Sequence[int]]] = []
     tokens: list[tuple[int, ...]] = []
     for micro_batches, share in zip(packed, shares, strict=True):
         of_rank = []
         sizes_of_rank = []
-        for micro_batch in _widen(micro_batches, share, loads, number, budget):
-            samples = itertools.chain(*(units[unit] for unit in micro_batch))
-            of_rank.append(tuple(sorted(samples)))
-            sizes_of_rank.append(_size_of_units(sizes, units, loads, micro_batch))
-        widened.append(tuple(of_rank))
+        for size, chosen in _widened(micro_batches, share, units.loads, number, budget):
+            if units.groups and len(chosen) > 1:
+                size -= _shared_twice(sizes, units, chosen)
+            of_rank.append(chosen)
+            sizes_of_rank.append(size)
+        divided.append(of_rank)
         tokens.append(tuple(sizes_of_rank))
-
-    # In each micro-batch, all ranks wait for the slowest.
-    total = sum(map(sum, tokens))
-    slowest = sum(map(max, zip(*tokens, strict=True)))
-    imbalance = 0.0
-    if total:
-        imbalance = slowest * ranks / total - 1.0
-    return slowest, Packing(tuple(widened), tuple(tokens), imbalance)
+    return Division(units.samples, divided, tuple(tokens))
 
 
-def _size_of_units(
-    sizes: SampleSizes,
-    units: Sequence[MicroBatch],
-    loads: Sequence[int],
-    chosen: Sequence[int],
-) -> int:
-    """Return the tokens of a micro-batch of the units `chosen`: `sizes.size` of their samples, from sizes of units.
+def _shared_twice(sizes: SampleSizes, units: _Units, chosen: Sequence[int]) -> int:
+    """Return the tokens by which the units `chosen` are smaller in one micro-batch than each alone.
 
-    Units of one group share their prompt in the micro-batch. `units`: samples of each unit. `loads`: size of each unit.
+    Units of one group share their prompt in the micro-batch. `sizes`: of all samples.
     """
-    total = sum(loads[unit] for unit in chosen)
-    if not sizes.prompts or len(chosen) < 2:
-        return total
-    # Units of a group have the prompt once each: replace it by the prompt that all of them share
+    groups = units.groups
+    if len({groups[unit] for unit in chosen}) == len(chosen):
+        return 0
     of_group: dict[int, list[MicroBatch]] = {}
     for unit in chosen:
-        samples = units[unit]
-        of_group.setdefault(sizes.groups[samples[0]], []).append(samples)
+        of_group.setdefault(groups[unit], []).append(units.samples[unit])
+    saved = 0
     for several in of_group.values():
         if len(several) > 1:
-            total -= sum(sizes.shared(unit[0], len(unit)) for unit in several)
+            saved += sum(sizes.shared(unit[0], len(unit)) for unit in several)
             readers = sum(map(len, several))
-            total += sizes.shared(min(unit[0] for unit in several), readers)
-    return total
+            saved -= sizes.shared(min(unit[0] for unit in several), readers)
+    return saved
 
 
 def spread(
@@ -320,14 +381,28 @@ def spread(
     processing time first (Graham 1969, "Bounds on multiprocessing timing anomalies"): the longest item goes to the part
     with the least load. The longest part is at most 4/3 - 1 / (3 * parts) times as long as in the best division.
     """
-    # A heap of (load, part): equal loads go to the lower part.
-    loads = [(0, part) for part in range(parts)]
-    members: list[list[int]] = [[] for _ in range(parts)]
-    for item in _longest_first(lengths, items):
-        load, part = loads[0]
-        members[part].append(item)
-        heapq.heapreplace(loads, (load + lengths[item], part))
+    members, _ = _shares(lengths, parts, _longest_first(lengths, items))
     return members
+
+
+def _shares(
+    lengths: Sequence[int], parts: int, items: Iterable[int]
+) -> tuple[list[list[int]], list[int]]:
+    """Divide items as `spread` does. Return the indices of the items in each part, and the total length of each part.
+
+    `items`: the indices of the items, the longest item first.
+    """
+    members: list[list[int]] = [[] for _ in range(parts)]
+    # A heap of load * parts + part: of equal loads, the lower part comes first.
+    heap = list(range(parts))
+    for item in items:
+        least = heap[0]
+        members[least % parts].append(item)
+        heapq.heapreplace(heap, least + lengths[item] * parts)
+    totals = [0] * parts
+    for each in heap:
+        totals[each % parts] = each // parts
+    return members, totals
 
 
 def fit(
@@ -340,21 +415,35 @@ def fit(
     of the items to put; None: all. Best fit, longest first: at most 11/9 of the fewest possible bins, plus one (Johnson
     et al. 1974, "Worst-case performance bounds for simple one-dimensional packing algorithms").
     """
+    return _bins(lengths, capacity, _longest_first(lengths, items))
+
+
+def _bins(
+    lengths: Sequence[int], capacity: int, items: Sequence[int]
+) -> list[list[int]]:
+    """Put items into bins as `fit` does. `items`: the indices of the items, the longest item first."""
     bins: list[list[int]] = []
-    # Sorted: room left in a bin, the turn of its last item with a minus, the bin.
-    rooms: list[tuple[int, int, int]] = []
-    for turn, item in enumerate(_longest_first(lengths, items)):
+    count = len(items)
+    # The bin of each turn's item
+    bin_of: list[list[int]] = []
+    # Bins with room left, sorted by this room; of equal rooms, the bin with the latest item first.
+    # A bin is here as: room * count + (count - 1 - turn of its last item).
+    rooms: list[int] = []
+    for turn, item in enumerate(items):
+        length = lengths[item]
         # The bin with the least room that suffices; else a new one.
-        at = bisect.bisect_left(rooms, (lengths[item],))
+        at = bisect.bisect_left(rooms, length * count)
         if at < len(rooms):
-            room, _, chosen = rooms.pop(at)
+            room, before = divmod(rooms.pop(at), count)
+            chosen = bin_of[count - 1 - before]
         else:
             room = capacity
-            chosen = len(bins)
-            bins.append([])
-        bins[chosen].append(item)
-        if room > lengths[item]:
-            bisect.insort(rooms, (room - lengths[item], -turn, chosen))
+            chosen = []
+            bins.append(chosen)
+        chosen.append(item)
+        bin_of.append(chosen)
+        if room > length:
+            bisect.insort(rooms, (room - length) * count + count - 1 - turn)
     return bins
 
 
@@ -368,28 +457,25 @@ def _longest_first(lengths: Sequence[int], items: Iterable[int] | None) -> list[
     return sorted(items, key=lengths.__getitem__, reverse=True)
 
 
-def _widen(
+def _widened(
     micro_batches: Sequence[Sequence[int]],
     share: Sequence[int],
     lengths: Sequence[int],
     number: int,
     budget: int,
-) -> tuple[MicroBatch, ...]:
-    """Return exactly `number` micro-batches of one rank, the largest first.
+) -> list[tuple[int, Sequence[int]]]:
+    """Return exactly `number` micro-batches of one rank, the largest first: each as (total length, items).
 
     All ranks have them in this order, so that ranks wait little for each other. `micro_batches`: at most `number`
-    micro-batches within `budget`. `share`: the indices of the rank's items. `lengths`: length of each item. The items
-    are divided anew into equal parts if each part is within the budget or has one item. Otherwise, empty micro-batches
-    are added to `micro_batches`.
+    micro-batches within `budget`. `share`: the indices of the rank's items, the longest item first. `lengths`: length
+    of each item. The items are divided anew into equal parts if each part is within the budget or has one item.
+    Otherwise, empty micro-batches are added to `micro_batches`.
     """
-
-    def size(members: Sequence[int]) -> int:
-        return sum(lengths[i] for i in members)
-
-    chosen: list[Sequence[int]] = [*spread(lengths, number, share)]
-    if any(len(members) > 1 and size(members) > budget for members in chosen):
+    parts, totals = _shares(lengths, number, share)
+    chosen: list[tuple[int, Sequence[int]]] = [*zip(totals, parts, strict=True)]
+    if any(total > budget and len(items) > 1 for total, items in chosen):
+        chosen = [(sum(lengths[i] for i in items), items) for items in micro_batches]
         missing = number - len(micro_batches)
-        chosen = [*micro_batches]
-        chosen += [()] * missing
-    chosen.sort(key=lambda members: -size(members))
-    return tuple(tuple(sorted(members)) for members in chosen)
+        chosen += [(0, ())] * missing
+    chosen.sort(key=lambda sized: -sized[0])
+    return chosen

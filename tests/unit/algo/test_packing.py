@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import random
+from collections.abc import Sequence
 from itertools import accumulate
 from typing import Any
 
@@ -14,7 +15,9 @@ from hypothesis import strategies as st
 
 from rlplace.algo.minibatches import Rows, iteration_generator, minibatches
 from rlplace.algo.packing import (
+    Packing,
     SampleSizes,
+    StepSamples,
     fit,
     optimizer_steps,
     pack,
@@ -86,6 +89,105 @@ def test_samples_of_a_group_are_packed_together_where_that_is_less(
     )
     computed = sum(map(sizes.size, micro_batches))
     assert together <= computed <= sum(sizes.tokens)
+
+
+@given(
+    sizes=st.one_of(grouped(), LENGTHS.map(apart)),
+    ranks=st.integers(1, 5),
+    budget=st.integers(1, 90),
+)
+def test_a_packing_is_that_of_plain_loops(
+    sizes: SampleSizes, ranks: int, budget: int
+) -> None:
+    step = StepSamples(sizes, budget)
+    for number in (ranks, ranks + 1):
+        plain = PlainPacking(sizes, number, budget).best()
+        assert step.divided(number).packing == plain
+        assert step.divided(number).tokens == plain.tokens
+        assert pack(sizes, number, budget) == plain
+
+
+class PlainPacking:
+    """The rules of `pack` as plain loops over all parts and bins, without heaps and sums."""
+
+    def __init__(self, sizes: SampleSizes, ranks: int, budget: int) -> None:
+        self.sizes = sizes
+        self.ranks = ranks
+        self.budget = budget
+        self.picks = range(len(sizes.tokens))
+
+    def best(self) -> Packing:
+        units = self.sizes.units(self.picks, max(1, len(self.picks)), self.budget)
+        least = sum(map(self.sizes.size, units))
+        most = max(map(len, units), default=1)
+        best = found = self.divided(units)
+        while most > 1 and slowest(found) * self.ranks > 1.02 * least:
+            most = -(-most // 2)
+            units = self.sizes.units(self.picks, most, self.budget)
+            found = self.divided(units)
+            if slowest(found) < slowest(best):
+                best = found
+        tokens = sum(map(sum, best.tokens))
+        if tokens:
+            loss = slowest(best) * self.ranks / tokens - 1.0
+            best = best._replace(imbalance=loss)
+        return best
+
+    def divided(self, units: Sequence[tuple[int, ...]]) -> Packing:
+        loads = [self.sizes.size(unit) for unit in units]
+        shares = plain_spread(loads, self.ranks, range(len(units)))
+        bins = [plain_fit(loads, self.budget, share) for share in shares]
+        number = max(map(len, bins))
+        ranks = []
+        for share, own in zip(shares, bins, strict=True):
+            parts = plain_spread(loads, number, share)
+            if any(len(p) > 1 and total(loads, p) > self.budget for p in parts):
+                parts = own + [[] for _ in range(number - len(own))]
+            parts.sort(key=lambda part: total(loads, part), reverse=True)
+            samples = [[i for unit in part for i in units[unit]] for part in parts]
+            ranks.append(tuple(tuple(sorted(each)) for each in samples))
+        tokens = tuple(tuple(map(self.sizes.size, rank)) for rank in ranks)
+        return Packing(tuple(ranks), tokens, 0.0)
+
+
+def slowest(packing: Packing) -> int:
+    return sum(map(max, zip(*packing.tokens, strict=True)))
+
+
+def total(lengths: Sequence[int], items: Sequence[int]) -> int:
+    return sum(lengths[i] for i in items)
+
+
+def longest_first(lengths: Sequence[int], items: Sequence[int]) -> list[int]:
+    return sorted(items, key=lambda i: lengths[i], reverse=True)
+
+
+def plain_spread(
+    lengths: Sequence[int], parts: int, items: Sequence[int]
+) -> list[list[int]]:
+    found: list[list[int]] = [[] for _ in range(parts)]
+    for item in longest_first(lengths, items):
+        min(found, key=lambda part: total(lengths, part)).append(item)
+    return found
+
+
+def plain_fit(
+    lengths: Sequence[int], capacity: int, items: Sequence[int]
+) -> list[list[int]]:
+    found: list[list[int]] = []
+    ordered = longest_first(lengths, items)
+    for item in ordered:
+        # The least room that suffices; of equal rooms, the bin with the latest item
+        fitting = []
+        for members in found:
+            room = capacity - total(lengths, members)
+            if room >= lengths[item]:
+                fitting.append((room, -ordered.index(members[-1]), members))
+        if fitting:
+            min(fitting)[2].append(item)
+        else:
+            found.append([item])
+    return found
 
 
 def test_a_prompt_counts_once_and_its_share_for_each_that_reads_it() -> None:

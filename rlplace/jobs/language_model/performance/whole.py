@@ -17,7 +17,8 @@ import heapq
 import itertools
 import math
 import operator
-from collections import Counter, deque
+import sys
+from collections import Counter, defaultdict, deque
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -49,11 +50,12 @@ class _QueuedRequest(NamedTuple):
 class _Engine:
     """The state of a simulated engine.
 
-    `active`: heap of (step in which the answer ends, number of the request). `waiting`: (tokens of the answer, number
-    of the request) for answers that are not started.
+    `active`: heap of the answers in flight; an answer is the step in which it ends, times the number of all requests,
+    plus the index of its request. `waiting`: (tokens of the answer, index of the request) for answers that are not
+    started.
     """
 
-    active: list[tuple[int, int]] = dataclasses.field(default_factory=list)
+    active: list[int] = dataclasses.field(default_factory=list)
     waiting: deque[tuple[int, int]] = dataclasses.field(default_factory=deque)
     steps: int = 0
     prefill_s: float = 0.0
@@ -122,7 +124,7 @@ class WholeIteration:
         job = self._site.job.config
         texts = self._site.lengths.groups(self._iteration)
         since_s = min([*self._envs.values(), *self._engines.values()])
-        inputs = _Inputs(
+        inputs = GenerationInputs(
             texts=texts,
             numbers=tuple(tuple(self._site.job.groups(env)) for env in self._envs),
             envs=_after(since_s, self._envs),
@@ -135,7 +137,7 @@ class WholeIteration:
         # The texts of an iteration are one object, which the key keeps: it stands for their lengths.
         key = inputs._replace(texts=()), _Same(texts)
         engines, envs = self._site.costs.once(
-            key, lambda costs: _Simulated(inputs, costs).results()
+            key, lambda costs: GeneratedIteration(inputs, costs).results()
         )
         self.engine_results = {
             rank: dataclasses.replace(found, ended_s=since_s + found.ended_s)
@@ -174,7 +176,7 @@ class _Same:
         return id(self._value)
 
 
-class _Inputs(NamedTuple):
+class GenerationInputs(NamedTuple):
     """Everything on which the generation of an iteration depends, besides the costs of a profile.
 
     `texts`: each group, and the tokens of its answers. `numbers`: for each env rank, the numbers of its groups. `envs`,
@@ -192,32 +194,33 @@ class _Inputs(NamedTuple):
     mixed: bool
 
 
-_Ends = dict[int, list[tuple[float, int, Group]]]
+# Answers of one request that end in the same engine step: the time at which they are in the channel, the request, and
+# the number of answers. A plain tuple, since an iteration has thousands.
+_Ended = tuple[float, int, int]
 
 
-class _Simulated:
+class GeneratedIteration:
     """Simulates the env ranks and engines of one iteration, from the time at which the first of them begins.
 
-    `_ends`: env rank -> list of (time, count of answers, group). The answers of an entry end in the same engine step.
+    `_asked`: all requests in the order of their arrival; a request is named by its index there. `_ended`: the answers
+    that have ended, engine by engine.
     """
 
-    def __init__(self, inputs: _Inputs, costs: Costs) -> None:
+    def __init__(self, inputs: GenerationInputs, costs: Costs) -> None:
         self._inputs = inputs
         self._costs = costs
-        self._laps = _Laps(costs)
+        self._prefill = _Laps(costs, "prefill")
+        self._decode = _Laps(costs, "decode")
+        self._put = _Laps(costs, "put")
         self._asked = self._requests()
-        self._ends: _Ends = {env: [] for env, _ in inputs.envs}
+        self._ended: list[_Ended] = []
 
     def results(self) -> tuple[dict[int, EngineResult], dict[int, EnvResult]]:
         """Return rollout rank -> result, and env rank -> result."""
         engines = self._generate()
-        envs = {
-            env: self._grade(began_s, len(numbers), self._ends[env])
-            for (env, began_s), numbers in zip(
-                self._inputs.envs, self._inputs.numbers, strict=True
-            )
-        }
-        self._laps.record()
+        envs = self._grade()
+        for laps in (self._prefill, self._decode, self._put):
+            laps.record()
         return engines, envs
 
     def _of(self, name: str) -> float:
@@ -240,12 +243,14 @@ class _Simulated:
         return found
 
     def _generate(self) -> dict[int, EngineResult]:
-        """Simulate the engines until all requests are answered. Return rollout rank -> result."""
+        """Simulate the engines until all requests are answered. Return rollout rank -> result.
+
+        Engines meet only where they take requests. So an engine is simulated on its own until it has room for a
+        request. Requests are taken in the order of these times.
+        """
         asked = self._asked
-        laps = self._laps
-        most = self._inputs.step_sequences
         share = len(asked) * self._inputs.samples / len(self._inputs.engines)
-        limit = min(math.ceil(share), most)
+        limit = min(math.ceil(share), self._inputs.step_sequences)
         engines = {rank: _Engine() for rank, _ in self._inputs.engines}
         queue = [(began_s, rank) for rank, began_s in self._inputs.engines]
         heapq.heapify(queue)
@@ -265,60 +270,99 @@ class _Simulated:
                 engine.waiting.extend(zip(request.answers, itertools.repeat(following)))
                 engine.tokens += sum(request.answers)
                 following += 1
-            if following == len(asked) and not engine.waiting:
-                # Nothing more can come from other ranks
-                now = self._answer_rest(engine, now)
-                results[rank] = EngineResult(
-                    now, engine.prefill_s, engine.decode_s, engine.tokens
-                )
+            if following < len(asked):
+                arrives = math.inf
+                if engine.in_flight < limit:
+                    arrives = asked[following].when
+                now = self._work(engine, now, limit, arrives)
+                heapq.heappush(queue, (now, rank))
                 continue
-            room = most - len(engine.active)
-            if engine.waiting and room > 0:
+            # Nothing more can come from other ranks
+            if engine.waiting:
+                now = self._work(engine, now, 0, math.inf)
+            now = self._answer_rest(engine, now)
+            results[rank] = EngineResult(
+                now, engine.prefill_s, engine.decode_s, engine.tokens
+            )
+        return results
+
+    def _work(self, engine: _Engine, now: float, limit: int, arrives: float) -> float:
+        """Simulate steps of an engine that takes no request, and return the time of their end.
+
+        They end when fewer than `limit` answers are in flight. With a limit of 0, they end when all answers have begun.
+        `arrives`: time at which a request arrives for which there is room; infinite without such a request.
+        """
+        active = engine.active
+        waiting = engine.waiting
+        most = self._inputs.step_sequences
+        count = len(self._asked)
+        decode = self._decode
+        decode_laps = decode.laps
+        put_s = self._put[1]
+        put_laps = self._put.laps
+        ended = self._ended.append
+        while True:
+            room = most - len(active)
+            if waiting and room > 0:
                 now = self._read(engine, room, now)
             else:
-                # Decoding steps until the next answer ends, or until a request arrives and there is room for it
-                steps = engine.active[0][0] - engine.steps
-                once_s = laps.once_s("decode", len(engine.active))
-                if following < len(asked) and engine.in_flight < limit and once_s:
-                    until = math.ceil((asked[following].when - now) / once_s)
-                    steps = max(1, min(steps, until))
-                seconds = laps.seconds("decode", len(engine.active), steps)
+                # Decoding steps until the next answer ends, or until the request arrives
+                in_flight = len(active)
+                once_s = decode[in_flight]
+                steps = active[0] // count - engine.steps
+                if arrives < math.inf and once_s:
+                    steps = max(1, min(steps, math.ceil((arrives - now) / once_s)))
+                decode_laps[in_flight] += steps
+                seconds = once_s * steps
                 engine.decode_s += seconds
                 now += seconds
                 engine.steps += steps
-            over: list[int] = []
-            while engine.active and engine.active[0][0] <= engine.steps:
-                over.append(heapq.heappop(engine.active)[1])
-            if over:
-                now = self._put(over, now)
-            heapq.heappush(queue, (now, rank))
-        return results
+            # The first answer that does not end in this step has at least this value
+            following = (engine.steps + 1) * count
+            if active and active[0] < following:
+                over = heapq.heappop(active) % count
+                if active and active[0] < following:
+                    several = [over]
+                    while active and active[0] < following:
+                        several.append(heapq.heappop(active) % count)
+                    now = self._end(several, now)
+                else:
+                    now += put_s
+                    put_laps[1] += 1
+                    ended((now, over, 1))
+            if len(active) + len(waiting) < limit or not (limit or waiting):
+                return now
 
     def _read(self, engine: _Engine, room: int, now: float) -> float:
         """Simulate a prefill step, and return the time of its end. `room`: the most answers that may begin in it."""
-        if not self._inputs.mixed and engine.active:
-            seconds = self._laps.seconds("decode", len(engine.active), 1)
+        active = engine.active
+        waiting = engine.waiting
+        count = len(self._asked)
+        if not self._inputs.mixed and active:
+            in_flight = len(active)
+            self._decode.laps[in_flight] += 1
+            seconds = self._decode[in_flight]
             engine.decode_s += seconds
             now += seconds
         engine.steps += 1
         read: list[int] = []
         before = -1
-        for _ in range(min(room, len(engine.waiting))):
-            tokens, number = engine.waiting.popleft()
-            if number != before:
-                read.append(self._asked[number].group.prompt)
-                before = number
-            heapq.heappush(engine.active, (engine.steps + tokens - 1, number))
+        for _ in range(min(room, len(waiting))):
+            tokens, request = waiting.popleft()
+            if request != before:
+                read.append(self._asked[request].group.prompt)
+                before = request
+            heapq.heappush(active, (engine.steps + tokens - 1) * count + request)
         if self._inputs.mixed:
             # One engine step processes all of them, as far as it has room for their tokens.
             full, rest = divmod(sum(read), self._inputs.step_tokens)
-            seconds = 0.0
-            if full:
-                seconds += self._laps.seconds("prefill", self._inputs.step_tokens, full)
+            read = [self._inputs.step_tokens] * full
             if rest:
-                seconds += self._laps.seconds("prefill", rest, 1)
-        else:
-            seconds = sum(self._laps.seconds("prefill", n, 1) for n in read)
+                read.append(rest)
+        seconds = 0.0
+        for tokens in read:
+            self._prefill.laps[tokens] += 1
+            seconds += self._prefill[tokens]
         engine.prefill_s += seconds
         return now + seconds
 
@@ -327,98 +371,119 @@ class _Simulated:
 
         No request and no prompt is left, so the engine does not depend on other ranks.
         """
-        left = len(engine.active)
+        count = len(self._asked)
+        decode = self._decode
+        decode_laps = decode.laps
+        put_s = self._put[1]
+        put_laps = self._put.laps
+        ended = self._ended.append
         ordered = sorted(engine.active)
-        for end, ending in itertools.groupby(ordered, operator.itemgetter(0)):
-            seconds = self._laps.seconds("decode", left, end - engine.steps)
-            engine.decode_s += seconds
-            engine.steps = end
-            over = [number for _, number in ending]
-            now = self._put(over, now + seconds)
-            left -= len(over)
+        in_flight = len(ordered)
+        # Stands for an answer that ends later than all others
+        ordered.append(sys.maxsize)
+        decode_s = engine.decode_s
+        steps = engine.steps
+        at = 0
+        while in_flight:
+            end, over = divmod(ordered[at], count)
+            decode_laps[in_flight] += end - steps
+            seconds = decode[in_flight] * (end - steps)
+            decode_s += seconds
+            now += seconds
+            steps = end
+            at += 1
+            following = (end + 1) * count
+            if ordered[at] >= following:
+                now += put_s
+                put_laps[1] += 1
+                ended((now, over, 1))
+                in_flight -= 1
+                continue
+            # Several answers end in this step
+            several = [over]
+            while ordered[at] < following:
+                several.append(ordered[at] % count)
+                at += 1
+            now = self._end(several, now)
+            in_flight -= len(several)
+        engine.decode_s = decode_s
+        engine.steps = steps
         engine.active = []
         return now
 
-    def _put(self, over: Sequence[int], now: float) -> float:
-        """Simulate how an engine puts answers into the channel, and return the time of the end.
+    def _end(self, over: Sequence[int], now: float) -> float:
+        """Simulate how an engine puts several answers into the channel, and return the time of the end.
 
-        `over`: for each answer that has ended, the number of its request.
+        `over`: for each answer that has ended, its request; in ascending order.
         """
-        now += self._laps.seconds("put", len(over), 1)
-        if len(over) == 1:
-            counts: Mapping[int, int] = {over[0]: 1}
-        else:
-            counts = Counter(over)
-        for number, count in counts.items():
-            request = self._asked[number]
-            self._ends[request.env].append((now, count, request.group))
+        self._put.laps[len(over)] += 1
+        now += self._put[len(over)]
+        self._ended += [(now, *each) for each in Counter(over).items()]
         return now
 
-    def _grade(
-        self, began_s: float, groups: int, ends: list[tuple[float, int, Group]]
-    ) -> EnvResult:
-        """Simulate an env rank: it sends all its requests first, then grades answers in the order of their arrival.
+    def _grade(self) -> dict[int, EnvResult]:
+        """Simulate the env ranks, and return env rank -> result.
 
-        `groups`: number of its groups. `ends`: its entries of `_ends`; they are sorted here.
+        A rank sends all its requests first, then grades answers in the order of their arrival.
         """
         sim_s, reward_s, put_s, wait_s = (
             self._of(_RUN + part) for part in ("sim", "reward", "put", "wait")
         )
         each = self._inputs.samples
-        asking_s = groups * (sim_s + put_s)
         grading_s = wait_s + sim_s + 2 * reward_s
-        now = began_s + asking_s
-        left: dict[tuple[int, int], int] = {}
-        whole: list[tuple[float, Group]] = []
-        ends.sort(key=operator.itemgetter(0))
-        for when_s, count, group in ends:
-            now = max(now, when_s) + count * grading_s
-            graded = left.get(group.number, 0) + count
-            left[group.number] = graded
-            if graded == each:
-                whole.append((now, group))
-                now += put_s
-        answers = groups * each
-        return EnvResult(
-            ended_s=now,
-            groups=whole,
-            sim_s=(groups + answers) * sim_s,
-            reward_s=2 * answers * reward_s,
-            cpu_s=asking_s + answers * grading_s + groups * put_s,
-        )
+        # Env rank -> time at which it has graded the latest answer
+        now: dict[int, float] = {}
+        complete: dict[int, list[tuple[float, Group]]] = {}
+        ranks = [*zip(self._inputs.envs, self._inputs.numbers, strict=True)]
+        for (env, began_s), numbers in ranks:
+            now[env] = began_s + len(numbers) * (sim_s + put_s)
+            complete[env] = []
+        left = [each] * len(self._asked)
+        for when, request, count in sorted(self._ended, key=operator.itemgetter(0)):
+            _, env, group, _ = self._asked[request]
+            graded = max(now[env], when) + count * grading_s
+            left[request] -= count
+            if not left[request]:
+                complete[env].append((graded, group))
+                graded += put_s
+            now[env] = graded
+
+        results: dict[int, EnvResult] = {}
+        for (env, _), numbers in ranks:
+            groups = len(numbers)
+            answers = groups * each
+            results[env] = EnvResult(
+                ended_s=now[env],
+                groups=complete[env],
+                sim_s=(groups + answers) * sim_s,
+                reward_s=2 * answers * reward_s,
+                cpu_s=groups * (sim_s + put_s) + answers * grading_s + groups * put_s,
+            )
+        return results
 
 
-class _Laps:
-    """Gives the seconds of parts of the generation, and counts them to record their costs at the end."""
+class _Laps(dict[int, float]):
+    """Size of the work -> seconds of one lap of a part of the worker method `generate`; computed when first asked for.
 
-    def __init__(self, costs: Costs) -> None:
+    `laps`: size -> number of laps. The simulation counts them here; `record` records their costs.
+    """
+
+    def __init__(self, costs: Costs, part: str) -> None:
+        super().__init__()
         self._costs = costs
-        # (part, size) -> seconds of one lap, and number of laps
-        self._once: dict[tuple[str, int], float] = {}
-        self._counts: dict[tuple[str, int], int] = {}
+        self._name = _GENERATE + part
+        self.laps: dict[int, int] = defaultdict(int)
 
-    def once_s(self, part: str, size: int) -> float:
-        """Return the seconds of one lap of `part`, a part of the worker method `generate`. The lap is not counted."""
-        key = part, size
-        if key not in self._once:
-            self._once[key] = self._costs.of(_GENERATE + part, size).seconds
-            # This lap is recorded already.
-            self._counts[key] = -1
-        return self._once[key]
-
-    def seconds(self, part: str, size: int, laps: int) -> float:
-        """Return the seconds of `laps` laps of `part` with work of this size, and count them."""
-        key = part, size
-        once_s = self._once.get(key)
-        if once_s is None:
-            once_s = self.once_s(part, size)
-        self._counts[key] += laps
-        return once_s * laps
+    def __missing__(self, size: int) -> float:
+        self[size] = self._costs.of(self._name, size).seconds
+        # This lap is recorded already.
+        self.laps[size] -= 1
+        return self[size]
 
     def record(self) -> None:
         """Record the costs of all counted laps, so that the search knows which costs matter."""
-        for (part, size), laps in self._counts.items():
-            self._costs.of(_GENERATE + part, size, laps=laps)
+        for size, laps in self.laps.items():
+            self._costs.of(self._name, size, laps=laps)
 
 
 def computed_as_a_whole(site: TextSite, cores: int) -> bool:

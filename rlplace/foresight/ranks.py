@@ -11,6 +11,7 @@ The schedule, the order of calls and what is waited for are those of the loop it
 from __future__ import annotations
 
 import functools
+from collections import defaultdict
 from collections.abc import Callable, Collection, Generator, Mapping, Sequence
 from concurrent.futures import Future
 from typing import Any, cast
@@ -38,9 +39,9 @@ from rlplace.workers.launch.group import (
     Settle,
     WorkerGroup,
     WorkerHandle,
-    wait_all,
+    deadline_passed,
 )
-from rlplace.workers.launch.host import Done, GroupSpec, Request
+from rlplace.workers.launch.host import Done, GroupSpec, Outcome, Request
 from rlplace.workers.worker import MoveReport, Worker
 
 # A method as a generator: yields what it waits for, returns the method's result
@@ -63,8 +64,9 @@ class LogicalClock(Clock):
 
     def wait_all(self, pending: Sequence[Pending], timeout_s: float) -> list[list[Any]]:
         calls = {call for p in pending for call in p.calls}
-        self._run(calls, len(calls), timeout_s)
-        return wait_all(pending, 0.0)
+        if not self._run(calls, len(calls), timeout_s):
+            raise deadline_passed(pending, 0.0)
+        return [[call.result() for call in p.calls] for p in pending]
 
     def wait_first(self, calls: Sequence[Call], timeout_s: float) -> bool:
         return self._run(set(calls), 1, timeout_s)
@@ -86,11 +88,12 @@ class Site:
     """The state that all simulated ranks of a prediction share: clock, processors, channels and barriers.
 
     `separable`: whether a stage may be simulated without the others, in the same seconds. `steady`: stages that take
-    the same seconds in all iterations but the first.
+    the same seconds in all iterations but the first. `measured`: whether the ranks measure the parts of their calls.
     """
 
     separable = False
     steady: Collection[str] = ()
+    measured = True
 
     def __init__(self, config: Any, plan: Plan, costs: Costs, cores: int) -> None:
         """Create the simulated clock, processors and channels.
@@ -143,18 +146,25 @@ class Site:
 
     def device(self, accelerator: int) -> Cores:
         """Return the simulated device of an accelerator. It does the work of one thread at a time."""
-        return self._devices.setdefault(accelerator, Cores(self.world, 1))
+        if accelerator not in self._devices:
+            self._devices[accelerator] = Cores(self.world, 1)
+        return self._devices[accelerator]
 
     def barrier(self, component: str) -> Barrier:
-        ranks = self.plan.placement.world_size(component)
-        return self._barriers.setdefault(component, Barrier(self.world, ranks))
+        if component not in self._barriers:
+            ranks = self.plan.placement.world_size(component)
+            self._barriers[component] = Barrier(self.world, ranks)
+        return self._barriers[component]
 
     def push(self, channel: str, version: int) -> tuple[list[int], Event]:
         """Return the ranks that have pushed this version of the weights so far, and the event that all have pushed.
 
         `channel`: name of the weights.
         """
-        return self._pushed.setdefault((channel, version), ([], Event(self.world)))
+        key = (channel, version)
+        if key not in self._pushed:
+            self._pushed[key] = [], Event(self.world)
+        return self._pushed[key]
 
     def lent(self, rank: int) -> Channel:
         """Return the channel in which rank `rank` of env reports the seconds that it has computed for its rollout rank.
@@ -182,6 +192,19 @@ class Site:
             act = yield from queue.get()
             yield Work(self.cores[0], _DRIVER, each)
             act()
+
+
+class _StoppedWatch(Stopwatch):
+    """A stopwatch that measures nothing, for predictions that need the seconds of stages only."""
+
+    def __init__(self) -> None:
+        self.seconds = defaultdict[str, float](float)
+
+    def lap(self, part: str, size: float = 0.0) -> None:
+        pass
+
+    def metrics(self, component: str) -> Metrics:
+        return {}
 
 
 class Rank:
@@ -274,6 +297,8 @@ class Rank:
 
         `parts`: names of the parts that it measures.
         """
+        if not self.site.measured:
+            return _StoppedWatch()
         watch = Stopwatch(*parts, read=lambda: (self.world.now, self.world.now))
         self._watches.append(watch)
         return watch
@@ -295,6 +320,58 @@ class Rank:
         yield every
         yield from self.lap("pull_weights", "rest")
         return dict[str, Metrics]()
+
+
+class SimulatedCall(Call):
+    """The future result of a call on a simulated rank.
+
+    The thread that waits for it also simulates the rank, so it has none of the locks of other futures. Simulated ranks
+    do not fail, so it ends with a value.
+    """
+
+    def __init__(self, slot: Slot, method: str) -> None:
+        # Not called: the constructor of futures, which makes the locks.
+        self.slot = slot
+        self.method = method
+        self._value: Any = None
+        self._over = False
+        self._acts: list[Callable[[Future[Any]], object]] = []
+
+    def done(self) -> bool:
+        return self._over
+
+    def result(self, timeout: float | None = None) -> Any:
+        assert self._over, "a simulated call is asked after its end"
+        return self._value
+
+    def exception(self, timeout: float | None = None) -> BaseException | None:
+        return None
+
+    def add_done_callback(self, fn: Callable[[Future[Any]], object]) -> None:
+        if self._over:
+            fn(self)
+        else:
+            self._acts.append(fn)
+
+    def set_result(self, result: Any) -> None:
+        self._value = result
+        self._over = True
+        acts = self._acts
+        self._acts = []
+        for act in acts:
+            act(self)
+
+
+class SimulatedGroup(WorkerGroup):
+    """A group of simulated ranks. They do not fail, and one thread does everything, so no call needs a lock."""
+
+    _call_class = SimulatedCall
+
+    def _settle(self, call: Call, outcome: Outcome) -> None:
+        assert isinstance(outcome, Done), "simulated ranks do not fail"
+        del self._open[call]
+        call.record = outcome.record
+        call.set_result(outcome.value)
 
 
 class _Handle(WorkerHandle):
@@ -333,7 +410,7 @@ def make_groups(site: Site, kinds: Mapping[str, type[Rank]]) -> dict[str, Worker
 
     `kinds`: component -> class of its simulated ranks.
     """
-    groups = {}
+    groups: dict[str, WorkerGroup] = {}
     for component, kind in kinds.items():
         slots = tuple(site.plan.placement.slots(component))
         # WorkerGroup only reads method names from its class.
@@ -341,7 +418,7 @@ def make_groups(site: Site, kinds: Mapping[str, type[Rank]]) -> dict[str, Worker
         spec = GroupSpec(
             name=component, worker=worker, config=None, slots=slots, channels={}
         )
-        groups[component] = WorkerGroup(
+        groups[component] = SimulatedGroup(
             spec, [_Handle(kind(site, slot)) for slot in slots]
         )
     return groups

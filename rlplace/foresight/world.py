@@ -19,7 +19,6 @@ import heapq
 import itertools
 from collections import deque
 from collections.abc import Callable, Collection, Generator, Hashable, Sequence
-from functools import partial
 from typing import Any, NamedTuple
 
 Process = Generator[Any, Any, None]  # yields Work, Sleep or Event
@@ -39,11 +38,17 @@ class Work(NamedTuple):
     process: Hashable
     seconds: float
 
+    def begin(self, world: World, thread: Process) -> None:
+        self.cores.add(thread, self.process, self.seconds)
+
 
 class Sleep(NamedTuple):
     """A request that a simulated process yields: to continue after `seconds`. Sleeping needs no processor."""
 
     seconds: float
+
+    def begin(self, world: World, process: Process) -> None:
+        world.at(world.now + self.seconds, world.resume, process)
 
 
 class Event:
@@ -60,9 +65,10 @@ class Event:
             self._world.resume(process)
         self._waiting.clear()
 
-    def wait(self, process: Process) -> None:
+    def begin(self, world: World, process: Process) -> None:
+        """Let `process` wait for the event."""
         if self.happened:
-            self._world.resume(process)
+            world.resume(process)
         else:
             self._waiting.append(process)
 
@@ -70,27 +76,35 @@ class Event:
 class World:
     """Owns the logical clock and the actions that are due at later times.
 
-    Actions that are due at the same time run in the order in which they were added.
+    Actions that are due at the same time run in the order in which they were added. `resume`: takes a waiting process
+    and lets it continue, after all processes that can run already.
     """
 
     def __init__(self) -> None:
         self.now = 0.0
         self._order = itertools.count()
-        # A heap of (time, number, action)
-        self._due: list[tuple[float, int, Callable[[], None]]] = []
+        self._processes: list[Process] = []
+        # A heap of (time, number, action, its arguments)
+        self._due: list[
+            tuple[float, int, Callable[..., object], tuple[object, ...]]
+        ] = []
         self._ready: deque[Process] = deque()
+        # A method of the queue itself: simulations call it more often than any other
+        self.resume = self._ready.append
 
     def spawn(self, process: Process) -> None:
         """Start a new process. It runs after all processes that can run already."""
+        self._processes.append(process)
         self._ready.append(process)
 
-    def resume(self, process: Process) -> None:
-        """Let a waiting process continue. It runs after all processes that can run already."""
-        self._ready.append(process)
+    def close(self) -> None:
+        """End all processes where they are. So nothing of them is left for Python's garbage collector."""
+        for process in self._processes:
+            process.close()
 
-    def at(self, when: float, act: Callable[[], None]) -> None:
-        """Call `act` when the clock reaches `when`, in seconds."""
-        heapq.heappush(self._due, (when, next(self._order), act))
+    def at(self, when: float, act: Callable[..., object], *arguments: object) -> None:
+        """Call `act` with `arguments` when the clock reaches `when`, in seconds."""
+        heapq.heappush(self._due, (when, next(self._order), act, arguments))
 
     def run(self, over: Callable[[], bool], until: float = float("inf")) -> bool:
         """Run actions in the order of their times until `over()` returns True, and return True.
@@ -98,34 +112,23 @@ class World:
         `over` is called after each action. Return False if no action is left, or if the next action is later than
         `until` seconds; in the second case, the clock is set to `until`.
         """
+        ready = self._ready
+        due = self._due
         while True:
-            while self._ready:
-                self._step(self._ready.popleft())
+            while ready:
+                process = ready.popleft()
+                wish = next(process, None)
+                if wish is not None:
+                    wish.begin(self, process)
             if over():
                 return True
-            if not self._due or self._due[0][0] > until:
-                self.now = max(self.now, until) if self._due else self.now
+            if not due or due[0][0] > until:
+                self.now = max(self.now, until) if due else self.now
                 return False
-            when, _, act = heapq.heappop(self._due)
-            self.now = max(self.now, when)
-            act()
-
-    def _step(self, process: Process) -> None:
-        try:
-            wish = next(process)
-        except StopIteration:
-            return
-        match wish:
-            case Work():
-                wish.cores.add(process, wish.process, wish.seconds)
-            case Sleep():
-                self.at(self.now + wish.seconds, lambda: self.resume(process))
-            case Event():
-                wish.wait(process)
-            case _:
-                raise AssertionError(
-                    f"a process yields Work, Sleep or Event, not {wish!r}"
-                )
+            when, _, act, arguments = heapq.heappop(due)
+            if when > self.now:
+                self.now = when
+            act(*arguments)
 
 
 class _Thread:
@@ -196,9 +199,7 @@ class Cores:
             return
         if process in self._own:
             self.busy_s += seconds
-            self._world.at(
-                self._world.now + seconds, partial(self._world.resume, thread)
-            )
+            self._world.at(self._world.now + seconds, self._world.resume, thread)
             return
         held = self._running.get(process)
         if held is None and self._free and not self._waiting:
@@ -211,7 +212,8 @@ class Cores:
             self._waiting.append(_Thread(thread, process, seconds))
         else:
             self._compute(held, seconds)
-        self._begin()
+        if self._waiting:
+            self._begin()
 
     def _compute(self, thread: _Thread, seconds: float) -> None:
         thread.left_s = seconds
@@ -219,12 +221,20 @@ class Cores:
         thread.turn = thread.turn + 1
         thread.ending = False
         thread.rate = 1.0
-        if self._waiting and any(t.process not in self._running for t in self._waiting):
+        if (
+            self._waiting
+            and self._rate < 1.0
+            and any(t.process not in self._running for t in self._waiting)
+        ):
             thread.rate = self._rate
-        self._world.at(
-            self._world.now + seconds / thread.rate,
-            partial(self._end, thread, thread.turn),
-        )
+        ends = self._world.now + seconds / thread.rate
+        if self._waiting:
+            turn_ends = max(self._world.now, thread.began + thread.turn_s)
+            # At the end of the turn, the rest of the work begins anew.
+            if turn_ends < ends:
+                thread.ending = True
+                ends = turn_ends
+        self._world.at(ends, self._end, thread, thread.turn)
 
     def _free_from(self, thread: _Thread) -> None:
         del self._running[thread.process]
@@ -239,13 +249,10 @@ class Cores:
 
     def _begin(self) -> None:
         """Give free processors to waiting threads. If threads still wait, limit the turns of the running threads."""
-        if not self._waiting:
-            return
-        while self._free and (
-            chosen := next(
-                (t for t in self._waiting if t.process not in self._running), None
-            )
-        ):
+        while self._free:
+            chosen = self._first_waiting()
+            if chosen is None:
+                break
             self._waiting.remove(chosen)
             self._start(chosen)
         if self._waiting:
@@ -256,7 +263,14 @@ class Cores:
                     and ends < thread.since + thread.left_s / thread.rate
                 ):
                     thread.ending = True
-                    self._world.at(ends, partial(self._end, thread, thread.turn))
+                    self._world.at(ends, self._end, thread, thread.turn)
+
+    def _first_waiting(self) -> _Thread | None:
+        """Return the first waiting thread whose process does not compute; None if there is no such thread."""
+        for thread in self._waiting:
+            if thread.process not in self._running:
+                return thread
+        return None
 
     def _end(self, thread: _Thread, turn: int) -> None:
         """End turn number `turn` of a thread, because its work is done or because other threads wait."""
@@ -276,7 +290,7 @@ class Cores:
             self._begin()
         else:  # it keeps its processor if it has more to do now
             self._world.resume(thread.thread)
-            self._world.at(self._world.now, partial(self._release, thread, thread.turn))
+            self._world.at(self._world.now, self._release, thread, thread.turn)
 
     def _release(self, thread: _Thread, turn: int) -> None:
         if thread.turn == turn and self._running.get(thread.process) is thread:

@@ -76,7 +76,8 @@ class IterationCalls:
         # A later call of the same name is the one of training; before it are evaluations.
         last = {}
         for call in self.calls:
-            last[call.stage, call.slot, call.name] = call
+            slot = call.slot
+            last[call.stage, slot.component, slot.rank, call.name] = call
 
         cpu_s = defaultdict[tuple[str, int], float](float)
         cores = dict[int, int]()

@@ -418,6 +418,7 @@ class WorkerGroup:
     # `go_on`; or end their call, unless it needs a failed rank, and stay.
     outlast: Literal["stop", "give up", "end the call"] = "stop"
     patience_s = WAIT_S  # how long a running call may take to end
+    _call_class: type[Call] = Call  # class of its calls
     # Returns True if waiting for running calls is useless.
     in_vain: Callable[[], bool] = staticmethod(lambda: False)
     # Called about twice a second while calls of the group are waited for; an error that it raises ends the wait.
@@ -557,7 +558,7 @@ class WorkerGroup:
 
         Each rank runs its methods one after the other, in the order in which they were sent.
         """
-        calls = [Call(self.handles[rank].slot, method) for rank in ranks]
+        calls = [self._call_class(self.handles[rank].slot, method) for rank in ranks]
         for call in calls:
             call.interrupt = self.interrupt
         made = {

@@ -200,3 +200,19 @@ def test_a_thread_with_more_to_do_keeps_its_processor_for_its_turn(
     assert log["lap 3"] == TURN_S
     assert log["other"] == 2 * TURN_S
     assert log["lap 4"] == pytest.approx(2 * TURN_S + TURN_S / 4, abs=1e-6)
+
+
+def test_processes_that_wait_end_where_they_are(world: World) -> None:
+    ended_at = list[float]()
+
+    def waiting(channel: Channel) -> Process:
+        try:
+            yield from channel.get()
+        finally:
+            ended_at.append(world.now)
+
+    world.spawn(waiting(Channel(world, 1)))
+    assert not world.run(lambda: False)
+    assert not ended_at
+    world.close()
+    assert ended_at == [0.0]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import itertools
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple, TypeVar
 
 from rlplace.foresight.profile import ACCELERATOR, ASSUMED, COLD, Point, Profile, mean
@@ -32,6 +32,7 @@ _FIXED_ELSE = 1.0
 _SHARE = 0.02
 # relative deviation, over iterations or from the line, above which a cost is called noisy
 _NOISY = 0.35
+_POINTS = "points of costs"  # what all costs of a profile share
 _JOINED = ("/exchange", ".learn/rest")  # costs whose size is the number of ranks
 # ratio below which two sizes count as one point: minibatches of a rank differ by chance
 _NEAR = 1.2
@@ -87,9 +88,15 @@ class Costs:
         # Cost -> total processor seconds that were asked for
         self.spent: dict[str, float] = defaultdict(float)
         self._found: dict[tuple[str, float], Cost] = {}
-        self._points = {
-            name: gathered(curve.points) for name, curve in profile.costs.items()
-        }
+        # (component, possible names) -> name of the cost
+        self._first: dict[tuple[str, tuple[str, ...]], str] = {}
+        # (call, part, whether it is cold) -> name of the cost
+        self._names: dict[tuple[str, str, bool], str] = {}
+        if _POINTS not in profile.computed:
+            profile.computed[_POINTS] = {
+                name: gathered(curve.points) for name, curve in profile.costs.items()
+            }
+        self._points: Mapping[str, Sequence[Point]] = profile.computed[_POINTS]
 
     def known(self, call: str, part: str, *, cold: bool) -> str:
         """Return the name of the cost for a part of a call: of the cold cost if `cold` is set, else of the warm cost.
@@ -97,11 +104,25 @@ class Costs:
         A lap is cold if other threads have used the processor before it. If the profile has only one of the two costs,
         return its name. `call`: `<component>.<method>`. `part`: name of the part.
         """
-        names = (f"{call}/{COLD}{part}", f"{call}/{part}")
-        return next(
-            (name for name in (names if cold else names[::-1]) if name in self._points),
-            names[1],
-        )
+        key = (call, part, cold)
+        if (name := self._names.get(key)) is None:
+            names = (f"{call}/{COLD}{part}", f"{call}/{part}")
+            ordered = names if cold else names[::-1]
+            measured = (name for name in ordered if name in self._points)
+            name = self._names[key] = next(measured, names[1])
+        return name
+
+    def first_known(self, component: str, names: tuple[str, ...]) -> str:
+        """Return the first of several costs of a component that the profile has; if it has none, the first one.
+
+        `names`: possible costs as `<method>/<part>`.
+        """
+        key = (component, names)
+        if (found := self._first.get(key)) is None:
+            whole = [f"{component}.{name}" for name in names]
+            measured = (name for name in whole if name in self.profile.costs)
+            found = self._first[key] = next(measured, whole[0])
+        return found
 
     def of(self, name: str, size: float = 0.0, *, laps: float = 1.0) -> Cost:
         """Return the cost of `laps` laps of `size` units of work each; zero if the profile does not have the cost.

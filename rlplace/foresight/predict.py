@@ -14,6 +14,7 @@ from rlplace.contract.registry import job_of
 from rlplace.execution.loop import Loop
 from rlplace.execution.memory_monitor import MemoryMonitor
 from rlplace.execution.overlap import loop_of
+from rlplace.foresight.collector import paused_collector
 from rlplace.foresight.costs import Costs
 from rlplace.foresight.model import model_of
 from rlplace.foresight.profile import Profile
@@ -123,10 +124,22 @@ def predict_stages(
     The seconds are those of `predict`, except for rounding errors. Return None if the stages of this plan cannot be
     simulated without the others. `case`, `profile`: as for `predict`.
     """
+    with paused_collector():
+        return _predict_stages(config, plan, case, profile, stages)
+
+
+def _predict_stages(
+    config: Any,
+    plan: Plan,
+    case: MemoryCase,
+    profile: Profile,
+    stages: Collection[str],
+) -> tuple[Mapping[str, float], Costs] | None:
     costs = model_of(config).costs(config, profile)
     site, loop = _opened(config, plan, case, costs)
     if not site.separable or plan.schedule.needs.ahead:
         return None
+    site.measured = False
     every = frozenset(plan.schedule.stages)
     others = every - {*stages}
 
@@ -143,6 +156,7 @@ def predict_stages(
     loop.omits = omits
     for index in range(_rounds(config, plan)):
         loop.iteration(index)
+    site.world.close()
     return _stages_of(loop.log.iterations, stages), costs
 
 
@@ -179,12 +193,17 @@ def _opened(
 
 
 def _predict(config: Any, plan: Plan, case: MemoryCase, costs: Costs) -> Prediction:
+    with paused_collector():
+        return _simulated(config, plan, case, costs)
+
+
+def _simulated(config: Any, plan: Plan, case: MemoryCase, costs: Costs) -> Prediction:
     cores = int(costs.profile.machine.get("cores", 1))
     site, loop = _opened(config, plan, case, costs)
     count = _rounds(config, plan)
-    found = [loop.iteration(index) for index in range(count)][
-        1 + plan.schedule.needs.ahead :
-    ]
+    iterations = [loop.iteration(index) for index in range(count)]
+    site.world.close()
+    found = iterations[1 + plan.schedule.needs.ahead :]
     names = dict.fromkeys(name for numbers in found for name in numbers)
     return Prediction(
         numbers={

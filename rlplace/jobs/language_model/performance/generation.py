@@ -19,6 +19,7 @@ from typing import Any
 from rlplace.config.blocks.language_model import LanguageModelJobConfig
 from rlplace.contract.planning import make_plan
 from rlplace.errors import ProblemsError
+from rlplace.foresight.collector import paused_collector
 from rlplace.foresight.costs import Costs
 from rlplace.foresight.loads import Size
 from rlplace.foresight.model import StageBound
@@ -132,7 +133,9 @@ class Generation(StageBound):
             if (env, rollout, moved) not in self._found
         ]
         for moved in missing:
-            self._found[env, rollout, moved] = self._simulated(env, rollout, moved)
+            with paused_collector():
+                seconds = self._simulated(env, rollout, moved)
+            self._found[env, rollout, moved] = seconds
         return bool(missing)
 
     def _acquired(self) -> list[frozenset[str]]:
@@ -202,6 +205,7 @@ class Generation(StageBound):
             for sink in sinks.values():
                 first_s = min(first_s, sink.first_s - began)
                 sink.first_s = math.inf
+        site.world.close()
         if self._asked_within(first_s, ranks):
             return statistics.fmean(seconds)
         return 0.0

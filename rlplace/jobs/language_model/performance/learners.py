@@ -10,7 +10,7 @@ import functools
 from collections.abc import Iterator, Sequence
 
 from rlplace.algo import packing
-from rlplace.algo.packing import Packing, SampleSizes
+from rlplace.algo.packing import Division, SampleSizes, StepSamples
 from rlplace.config.blocks.language_model import FrozenConfig, RewardConfig
 from rlplace.config.blocks.training import TrainedConfig
 from rlplace.foresight.costs import Cost, Costs
@@ -36,13 +36,19 @@ _FIRST_PAUSE_S = 0.001
 _LONGEST_PAUSE_S = 0.02
 
 
+@functools.lru_cache(maxsize=16)
+def _all_samples(sizes: SampleSizes, budget: int) -> StepSamples:
+    """Return an optimizer step with all samples. `budget`: the most tokens of a micro-batch."""
+    return StepSamples(sizes, budget)
+
+
 @functools.lru_cache(maxsize=64)
-def pack(sizes: SampleSizes, ranks: int, budget: int) -> Packing:
+def pack(sizes: SampleSizes, ranks: int, budget: int) -> Division:
     """Divide samples over `ranks` ranks and into micro-batches of at most `budget` tokens. Results are cached.
 
     `sizes`: the token counts of the samples.
     """
-    return packing.pack(sizes, ranks, budget)
+    return _all_samples(sizes, budget).divided(ranks)
 
 
 @functools.lru_cache(maxsize=64)
@@ -53,15 +59,23 @@ def _pack_steps(
     seed: str,
     ranks: int,
     budget: int,
-) -> tuple[Packing, ...]:
-    return packing.pack_steps(
-        sizes,
-        epochs=epochs,
-        train_batch=train_batch,
-        seed=seed,
-        ranks=ranks,
-        token_budget=budget,
-    )
+) -> tuple[Division, ...]:
+    steps = _steps(sizes, epochs, train_batch, seed, budget)
+    return tuple(step.divided(ranks) for step in steps)
+
+
+@functools.lru_cache(maxsize=16)
+def _steps(
+    sizes: SampleSizes, epochs: int, train_batch: int | None, seed: str, budget: int
+) -> tuple[StepSamples, ...]:
+    """Return the optimizer steps of an iteration, as `packing.pack_steps` has them."""
+    if train_batch is None or train_batch >= len(sizes.tokens):
+        return (_all_samples(sizes, budget),) * epochs
+    found = []
+    for epoch in range(epochs):
+        for picks in packing.optimizer_steps(sizes, train_batch, f"{seed} {epoch}"):
+            found.append(StepSamples(sizes, budget, picks))
+    return tuple(found)
 
 
 def looks() -> Iterator[float]:
@@ -113,7 +127,7 @@ class JoinedRank(TextRank):
         return sizes_of(((g.prompt, g.tokens) for g in ordered), again=again)
 
     def score(
-        self, method: str, packed: Packing, sizes: SampleSizes, watch: Stopwatch
+        self, method: str, packed: Division, sizes: SampleSizes, watch: Stopwatch
     ) -> Body:
         """Simulate scoring on this rank: a forward pass for each micro-batch, then an exchange with all ranks.
 
@@ -127,7 +141,7 @@ class JoinedRank(TextRank):
         self,
         watch: Stopwatch,
         part: str,
-        packed: Packing,
+        packed: Division,
         sizes: SampleSizes,
         *methods: str,
     ) -> Body:
@@ -136,11 +150,10 @@ class JoinedRank(TextRank):
         `watch`, `part`, `methods`: as in `forward`. `packed`: the micro-batches of all ranks. `sizes`: the token counts
         of the samples.
         """
-        share = packed.ranks[self.slot.rank // self.together]
         names = self.names_of(part, *methods)
         on_accelerator = self.cost(0.0, *names, laps=0.0).on_accelerator
         if not (self.site.many and on_accelerator and self.slot.accelerators):
-            for picks in share:
+            for picks in packed.packing.ranks[self.slot.rank // self.together]:
                 yield from self.forward(watch, part, sizes.size(picks), *methods)
             return
         # No other work is on these accelerators, so nothing changes between two micro-batches.
@@ -152,14 +165,12 @@ class JoinedRank(TextRank):
         watch.lap(part, joint.size)
         yield from self.barrier.meet()
 
-    def _joint(self, packed: Packing, names: Sequence[str]) -> JointPasses:
+    def _joint(self, packed: Division, names: tuple[str, ...]) -> JointPasses:
         """Compute the passes of all ranks over their micro-batches, in which they wait for each other.
 
         `packed`: the micro-batches of all ranks. `names`: as for `cost`.
         """
-        known = (f"{self.component}.{name}" for name in names)
-        found = [name for name in known if name in self.costs.profile.costs]
-        name = found[0] if found else f"{self.component}.{names[0]}"
+        name = self.costs.first_known(self.component, names)
         key = "passes", name, packed.tokens
         return self.costs.once(key, lambda costs: _joint_passes(costs, name, packed))
 
@@ -185,7 +196,7 @@ class JoinedRank(TextRank):
         yield from self.barrier.meet()
 
 
-def _joint_passes(costs: Costs, name: str, packed: Packing) -> JointPasses:
+def _joint_passes(costs: Costs, name: str, packed: Division) -> JointPasses:
     """Return the passes of all ranks over `packed`. `name`: the cost of a micro-batch, by its tokens."""
     own_s = [0.0] * len(packed.tokens)
     seconds = 0.0
@@ -206,20 +217,20 @@ class TrainedRank(JoinedRank):
         assert isinstance(block, TrainedConfig), "it learns"
         return block.token_budget
 
-    def pack(self, sizes: SampleSizes) -> Packing:
+    def pack(self, sizes: SampleSizes) -> Division:
         """Return the micro-batches of all ranks for one forward pass over all samples."""
 
-        def make() -> tuple[Packing, ...]:
+        def make() -> tuple[Division, ...]:
             return (pack(sizes, self.ranks // self.together, self.budget),)
 
         return self.site.packed(self.component, sizes, make)[0]
 
-    def steps(self, sizes: SampleSizes, iteration: int) -> tuple[Packing, ...]:
+    def steps(self, sizes: SampleSizes, iteration: int) -> tuple[Division, ...]:
         """Return the micro-batches of all ranks for each optimizer step of an iteration."""
         algorithm = self.job.algorithm
         seed = f"{self.job.runner.seed} {iteration}"
 
-        def make() -> tuple[Packing, ...]:
+        def make() -> tuple[Division, ...]:
             return _pack_steps(
                 sizes,
                 algorithm.epochs,
@@ -232,14 +243,14 @@ class TrainedRank(JoinedRank):
         return self.site.packed((self.component, iteration), sizes, make)
 
     def differentiate(
-        self, method: str, packed: Packing, sizes: SampleSizes, watch: Stopwatch
+        self, method: str, packed: Division, sizes: SampleSizes, watch: Stopwatch
     ) -> Body:
         yield from self.passes(
             watch, "micro_batch", packed, sizes, method, "learn", "accumulate"
         )
 
     def update(
-        self, packings: Sequence[Packing], sizes: SampleSizes, watch: Stopwatch
+        self, packings: Sequence[Division], sizes: SampleSizes, watch: Stopwatch
     ) -> Body:
         for packed in packings:
             yield from self.differentiate("learn", packed, sizes, watch)
@@ -436,7 +447,7 @@ class ScorerRank(JoinedRank):
                 )
                 shares = [
                     [(len(picks), sizes.size(picks)) for picks in share]
-                    for share in packed.ranks
+                    for share in packed.packing.ranks
                 ]
                 batches = shares[0]
             if sharded:

@@ -14,7 +14,7 @@ import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
-from rlplace.algo.packing import Packing, SampleSizes
+from rlplace.algo.packing import Division, SampleSizes
 from rlplace.config.blocks.language_model import (
     FrozenConfig,
     LanguageModelJobConfig,
@@ -438,7 +438,7 @@ class TextStages(Stages):
         if whole and (wholes := self._wholes(again)):
             each = self._together[component]
             found = [
-                self._packed(cost, pack(sizes, ranks // each, int(budget)), sizes)
+                self._packed(cost, pack(sizes, ranks // each, int(budget)))
                 for sizes in wholes
             ]
             longest_s, cpu_s = (
@@ -467,19 +467,16 @@ class TextStages(Stages):
             seconds.append(number * base + slope * tokens)
         return _Passes(ranks, max(seconds), seconds[0] * ranks)
 
-    def _packed(
-        self, cost: str, packing: Packing, sizes: SampleSizes
-    ) -> tuple[float, float]:
+    def _packed(self, cost: str, packed: Division) -> tuple[float, float]:
         """Return (seconds, processor seconds) of micro-batches in which the ranks wait for each other.
 
-        `cost`: name of the cost of a micro-batch. `packing`: the micro-batches of all ranks. `sizes`: the token counts
-        of the samples. Seconds: the sum over the micro-batches, with the slowest rank of each. Processor seconds: the
-        sum over the micro-batches of all ranks.
+        `cost`: name of the cost of a micro-batch. `packed`: the micro-batches of all ranks. Seconds: the sum over the
+        micro-batches, with the slowest rank of each. Processor seconds: the sum over the micro-batches of all ranks.
         """
         longest_s = 0.0
         cpu_s = 0.0
-        for together in zip(*packing.ranks, strict=True):
-            costs = [self._of(cost, sizes.size(picks)) for picks in together]
+        for together in zip(*packed.tokens, strict=True):
+            costs = [self._of(cost, size) for size in together]
             longest_s += max(c.seconds for c in costs)
             cpu_s += sum(c.cpu_s for c in costs)
         return longest_s, cpu_s

@@ -15,7 +15,7 @@ from collections import deque
 from collections.abc import Callable, Collection, Sequence
 from typing import NamedTuple
 
-from rlplace.algo.packing import Packing, SampleSizes
+from rlplace.algo.packing import Division, SampleSizes
 from rlplace.config.blocks.language_model import LanguageModelJobConfig
 from rlplace.foresight.costs import Cost, Costs
 from rlplace.foresight.ranks import Body, Rank, Site
@@ -90,9 +90,9 @@ class TextSite(Site):
         self.open = 0
         self._given: dict[tuple[str, int], _Given] = {}
         self._whole: dict[int, WholeIteration] = {}
-        self._joint: dict[tuple[str, str, int], tuple[Packing, JointPasses]] = {}
+        self._joint: dict[tuple[str, str, int], tuple[Division, JointPasses]] = {}
         self._packed: dict[
-            tuple[object, int], tuple[SampleSizes, tuple[Packing, ...]]
+            tuple[object, int], tuple[SampleSizes, tuple[Division, ...]]
         ] = {}
         algorithm = config.algorithm
         # Whether there are so many samples that equal work of ranks is computed only once
@@ -127,9 +127,9 @@ class TextSite(Site):
         self,
         component: str,
         part: str,
-        packed: Packing,
-        make: Callable[[Packing, Sequence[str]], JointPasses],
-        names: Sequence[str],
+        packed: Division,
+        make: Callable[[Division, tuple[str, ...]], JointPasses],
+        names: tuple[str, ...],
     ) -> JointPasses:
         """Return the passes of all ranks of a component over `packed`. `make` computes them for the first rank."""
         key = (component, part, id(packed))
@@ -142,8 +142,8 @@ class TextSite(Site):
         self,
         name: object,
         sizes: SampleSizes,
-        make: Callable[[], tuple[Packing, ...]],
-    ) -> tuple[Packing, ...]:
+        make: Callable[[], tuple[Division, ...]],
+    ) -> tuple[Division, ...]:
         """Return the packings of `sizes`. `make` makes them for the first rank; all ranks that give `name` get them."""
         key = name, id(sizes)
         if key not in self._packed:
@@ -156,7 +156,10 @@ class TextSite(Site):
 
         `number`: how many scatters of the component came before. All ranks get the same holder for the same number.
         """
-        return self._given.setdefault((component, number), _Given(self))
+        key = (component, number)
+        if key not in self._given:
+            self._given[key] = _Given(self)
+        return self._given[key]
 
 
 class _Given:
@@ -195,14 +198,8 @@ class TextRank(Rank):
 
         `names`: possible costs as `<method>/<part>`; the first one that was measured is used.
         """
-        known = (
-            name
-            for name in names
-            if f"{self.component}.{name}" in self.costs.profile.costs
-        )
-        return self.costs.of(
-            f"{self.component}.{next(known, names[0])}", size, laps=laps
-        )
+        name = self.costs.first_known(self.component, names)
+        return self.costs.of(name, size, laps=laps)
 
     def part(self, watch: Stopwatch, part: str, size: float, *methods: str) -> Body:
         """Spend the simulated seconds of `part` once, and record them on `watch` under this name.

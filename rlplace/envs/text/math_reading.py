@@ -172,7 +172,15 @@ _AROUND = 16
 # Tags such as <answer>, and emphasis of Markdown such as **42**
 _TAG = re.compile(r"</?[A-Za-z]\w{0,20}>")
 _EMPHASIS = re.compile(
-    r"(?<![A-Za-z0-9*])(\*\*\*?|__)(?=[^\s*])([^*\n]{0,200}?[^\s*])\1(?![A-Za-z0-9*])"
+    r"""
+    (?<![A-Za-z0-9*])
+    (\*\*\*?|__)                # opening mark
+    (?=[^\s*])
+    ([^*\n]{0,200}?[^\s*])      # marked text
+    \1                          # closing mark
+    (?![A-Za-z0-9*])
+    """,
+    re.VERBOSE,
 )
 # A plain number between marks
 _ALONE = r"[-+]?\\?\$?\d[\d,.]{0,40}(?:/\d{1,20})?\\?%?"
@@ -189,20 +197,45 @@ _QUOTED_NUMBER = re.compile(
 _QUOTE = re.compile(r"^[ \t]{0,3}>[ \t]{1,3}(?=\S)", re.MULTILINE)
 # An arrow such as => is no inequality
 _INEQUALITY = re.compile(
-    r"(?<![-=])(?:[<>\u2264\u2265\u2260]=?|!=|\\(?:leq?|geq?|neq?|lt|gt))[\s{$]{0,3}$"
+    r"""
+    (?<![-=])
+    (?:
+        [<>\u2264\u2265\u2260]=?            # <, >=, U+2264
+      | !=
+      | \\(?:leq?|geq?|neq?|lt|gt)          # \leq
+    )
+    [\s{$]{0,3}$
+    """,
+    re.VERBOSE,
 )
-# 7 + 5, 2*5, 5:7, 7 - 5, 5 out of 7
+# Text before a number that ends with an operator, so that the number is an operand
 _OPERATION = re.compile(
-    r"(?<=\d)\.$|[\d)}\]!][$ \t]{0,3}(?:[+*\u00f7]|\\(?:times|cdot|div)|(?<=\d):(?=$)|[ \t]-[ \t]"
-    r"|[ \t](?:mod|times|plus|minus|over|out of)[ \t])[ \t$({]{0,3}$"
+    r"""
+    (?<=\d)\.$                                              # 1.2.3
+  | [\d)}\]!][$ \t]{0,3}                                    # left operand, and then
+    (?:
+        [+*\u00f7]                                          # 7 + 5
+      | \\(?:times|cdot|div)                                # 7 \times 5
+      | (?<=\d):(?=$)                                       # 5:7
+      | [ \t]-[ \t]                                         # 7 - 5, but not 7-5
+      | [ \t](?:mod|times|plus|minus|over|out[ ]of)[ \t]    # 5 out of 7
+    )
+    [ \t$({]{0,3}$
+    """,
+    re.VERBOSE,
 )
 _PART = re.compile(r"(?:[,;+*/&]|\\\\)[\s]{0,3}$")
 _BRACKET = re.compile(r"\s{0,3}(?:[)\]>]|\\r(?:ight|angle)|\\\}|\\end)")
 _MIXED_NUMBER = re.compile(r"[-+]?\d+[ ~]+(\d+)/(\d+)")
 _MARK = re.compile(
-    r"(?<!#)####(?!#)[ \t]{0,9}"
-    r"(?:(?:the )?(?:final )?answer(?: is)?[ \t]{0,9}[:=]?[ \t]{0,9})?(?:[*_` \t]|\\?[(\[]){0,9}",
-    re.IGNORECASE,
+    r"""
+    (?<!\#)\#\#\#\#(?!\#)[ \t]{0,9}
+    (?:
+        (?:the[ ])?(?:final[ ])?answer(?:[ ]is)?[ \t]{0,9}[:=]?[ \t]{0,9}   # The final answer is:
+    )?
+    (?:[*_` \t]|\\?[(\[]){0,9}                                              # marks before the number
+    """,
+    re.IGNORECASE | re.VERBOSE,
 )
 # Characters before a number that are searched for a denial
 _DENIAL = 30
@@ -217,7 +250,15 @@ _AFTER = 30
 _PLAIN = r"[-+]?\d[\d,]*(?:\.\d+)?"
 # A number of which the last one is no more than a part: 2 and 3, 2 or 3, 3 to 5, 5 in 7, 2/3 of 6, 2 : 3
 _JOINED = re.compile(
-    rf"({_PLAIN})%?[$)}}\]\\]{{0,3}}[ \t]{{0,3}}(?:,?[ \t](?:or|and|to|in|of)[ \t]|[ \t]:[ \t])[ \t${{(\\]{{0,3}}$"
+    rf"""
+    ({_PLAIN})%?[$)}}\]\\]{{0,3}}[ \t]{{0,3}}       # other number
+    (?:
+        ,?[ \t](?:or|and|to|in|of)[ \t]             # 2 and
+      | [ \t]:[ \t]                                 # 2 :
+    )
+    [ \t${{(\\]{{0,3}}$
+    """,
+    re.VERBOSE,
 )
 # A change, such as from 3 to 5, ends in its result
 _FROM = re.compile(r"(?<![A-Za-z])from[ \t$]{1,3}[-+]?[$\d.,%]{1,20} to[ \t$]{1,3}$")
@@ -229,37 +270,79 @@ _LIST = re.compile(
 _END = re.compile(r"[$)}\]\\.!]{0,4}[ \t]{0,3}(?:\n|\Z)")
 # Several values of one variable: x = 2 or x = 3, x_1 = 2, x_2 = 3
 _SAME_NAME = re.compile(
-    r"(?<![A-Za-z\\])([A-Za-z])(?:_\{?\w\}?)?[ \t]{0,3}=[ \t]{0,3}"
-    rf"({_PLAIN})[$)\\]{{0,3}}(?:[ \t]{{0,3}}[,;]|[ \t]{{1,3}}(?:or|and)(?![A-Za-z]))"
-    r"(?:[ \t]{1,3}(?:or|and))?[ \t$(\\]{0,5}\1(?:_\{?\w\}?)?[ \t]{0,3}=[ \t{]{0,3}$"
+    rf"""
+    (?<![A-Za-z\\])([A-Za-z])(?:_\{{?\w\}}?)?       # x, x_1
+    [ \t]{{0,3}}=[ \t]{{0,3}}
+    ({_PLAIN})[$)\\]{{0,3}}                         # first value
+    (?:
+        [ \t]{{0,3}}[,;]                            # comma between the values
+      | [ \t]{{1,3}}(?:or|and)(?![A-Za-z])          # or word between the values
+    )
+    (?:[ \t]{{1,3}}(?:or|and))?[ \t$(\\]{{0,5}}
+    \1(?:_\{{?\w\}}?)?                              # the same name
+    [ \t]{{0,3}}=[ \t{{]{{0,3}}$
+    """,
+    re.VERBOSE,
 )
 # Text before a number that makes it a part of an expression
 _NO_RESULT_BEFORE = re.compile(
-    # \pm 3, +/- 3, 3 x 4
-    r"(?:(?:\\pm|\\mp|\u00b1|\+/-|\+-|(?i:plus or minus))[ \t${(]{0,3}|\d[ \t]x[ \t]"
-    # f(2), 2(3), -(3), 0.(3)
-    r"|[A-Za-z0-9)}.-]\("
-    # log 2, sin(30), half of 6, 5 choose 2
-    r"|(?<![A-Za-z])(?i:log|ln|sin|cos|tan|exp|sqrt|arcsin|arccos|arctan|half(?: of)?|twice|double"
-    r"|triple|(?:square|cube|cubic|factorial|root|thirds?|quarters?) of|(?:divided|multiplied) by|choose)"
-    r"[ \t$({]{1,3}"
-    # x + 3, n/3, \pi + 3
-    r"|(?:(?<![A-Za-z\\])[a-z]|\\[A-Za-z]{2,10})[$ \t]{0,2}(?:[+*/]|[ \t]-(?=[ \t]))[$ \t]{0,2}"
-    # 2024-05-17, 2/3/4, 5'7", 2 remainder 3
-    r"|\d[-/]|\d['\u2019]|\d[ \t](?:remainder|R|r\.?)[ \t])$"
+    r"""
+    (?:
+        (?:\\pm|\\mp|\u00b1|\+/-|\+-|(?i:plus[ ]or[ ]minus))[ \t${(]{0,3}   # \pm 3
+      | \d[ \t]x[ \t]                                                       # 3 x 4
+      | [A-Za-z0-9)}.-]\(                                                   # f(2), 2(3), -(3), 0.(3)
+      | (?<![A-Za-z])
+        (?i:
+            log|ln|sin|cos|tan|exp|sqrt|arcsin|arccos|arctan                # log 2, sin(30)
+          | half(?:[ ]of)?|twice|double|triple                              # half of 6
+          | (?:square|cube|cubic|factorial|root|thirds?|quarters?)[ ]of     # square of 6
+          | (?:divided|multiplied)[ ]by
+          | choose                                                          # 5 choose 2
+        )
+        [ \t$({]{1,3}
+      | (?:(?<![A-Za-z\\])[a-z]|\\[A-Za-z]{2,10})                           # x or \pi, and then
+        [$ \t]{0,2}(?:[+*/]|[ \t]-(?=[ \t]))[$ \t]{0,2}                     # an operator: x + 3, n/3
+      | \d[-/]                                                              # 2024-05-17, 2/3/4
+      | \d['\u2019]                                                         # 5'7"
+      | \d[ \t](?:remainder|R|r\.?)[ \t]                                    # 2 remainder 3
+    )$
+    """,
+    re.VERBOSE,
 )
 # x -3
 _VARIABLE_BEFORE = re.compile(r"(?<![A-Za-z\\])[b-z][ \t]$")
 _NO_SOLUTION = re.compile(
-    r"(?<![A-Za-z])no (?:[a-z]{1,12} ){0,2}(?:solutions?|answers?|roots?|(?<=such )[a-z]{1,12})"
-    r"(?![A-Za-z]| (?:other|except|but|besides?) )[^.,;\n]{0,20}$",
-    re.IGNORECASE,
+    r"""
+    (?<![A-Za-z])no[ ](?:[a-z]{1,12}[ ]){0,2}
+    (?:
+        solutions?|answers?|roots?                  # no real solution
+      | (?<=such[ ])[a-z]{1,12}                     # no such number
+    )
+    (?![A-Za-z]|[ ](?:other|except|but|besides?)[ ])
+    [^.,;\n]{0,20}$
+    """,
+    re.IGNORECASE | re.VERBOSE,
 )
 # Text behind a number that makes it a part of an expression
 _NO_RESULT_AFTER = re.compile(
-    r"!\$|!\\\)|[$)}\]]{0,3}(?:[ \t]{1,2}(?:or (?:more|less|fewer|greater)|squared|cubed|factorial|choose"
-    r"|mod|divided by|and a (?:half|third|quarter)|pi|i)(?![A-Za-z'\u2019])|[ \t]?\u03c0|\+(?:[\s.)$]|\Z)"
-    r"|\s{0,3}\\end\{)"
+    r"""
+    !\$|!\\\)                                               # $5!$
+  | [$)}\]]{0,3}
+    (?:
+        [ \t]{1,2}
+        (?:
+            or[ ](?:more|less|fewer|greater)                # 5 or more
+          | squared|cubed|factorial|choose|mod|divided[ ]by
+          | and[ ]a[ ](?:half|third|quarter)                # 5 and a half
+          | pi|i                                            # 5 pi
+        )
+        (?![A-Za-z'\u2019])
+      | [ \t]?\u03c0                                        # 5 U+03C0
+      | \+(?:[\s.)$]|\Z)                                    # 5+
+      | \s{0,3}\\end\{                                      # last entry of a matrix
+    )
+    """,
+    re.VERBOSE,
 )
 # A group of digits that ends a number with blanks, such as 10 000
 _GROUP = re.compile(r"(?<![\w.,/])(\d{1,3}(?: \d{3}){0,4}) $")
@@ -267,15 +350,28 @@ _GROUP = re.compile(r"(?<![\w.,/])(\d{1,3}(?: \d{3}){0,4}) $")
 _APOSTROPHE = re.compile(r"(?<=\d)['\u2019](?=\d{3}(?!\d))")
 # 3 x 10^5
 _TIMES = re.compile(r"(?<=\d)[ \t]?[xX][ \t]?(?=10[ \t]?(?:\^|\*\*))")
-# Text after a number, on its line, that changes its value: 5 or 6, 5^2, 5 * 10, 5:30, 5!, 5x, 10k, 5 dozen
+# Text after a number, on its line, that changes its value
 _CLOSED = r"[$)\]}*_`]{0,4}"
 _CHANGED = re.compile(
-    rf"{_CLOSED}[ \t]{{0,9}}(?:[\^!+<>\u00f7]|\\(?:times|cdot|div|pm|pi|sqrt|frac|leq?|geq?|lt|gt)(?![A-Za-z])"
-    r"|\*{1,2}[ \t]{0,9}[\d\\(]|-[ \t]{0,9}\d|dozen(?![A-Za-z])"
-    r"|[(,]?[ \t]{0,9}(?:or|to|and|mod|times|over|plus|minus|out of)[ \t]{1,9}[-+$\\({]{0,4}\d)"
-    rf"|{_CLOSED}(?:[ \t]{{1,9}}|,[ \t]{{0,9}}|[:.])[-+$\\]{{0,3}}\d"
-    r"|(?:[xyzabceijknpqrtuvwKMB]|bn|mn)(?![A-Za-z])|x[0-9a-fA-F]"
-    r"|\.?\\(?:overline|bar|dot)(?![A-Za-z])|\.\(\d|,[ \t]{0,3}[-+]?\\infty"
+    rf"""
+    {_CLOSED}[ \t]{{0,9}}
+    (?:
+        [\^!+<>\u00f7]                                                          # 5^2, 5!
+      | \\(?:times|cdot|div|pm|pi|sqrt|frac|leq?|geq?|lt|gt)(?![A-Za-z])        # 5 \times 2
+      | \*{{1,2}}[ \t]{{0,9}}[\d\\(]                                            # 5 * 10
+      | -[ \t]{{0,9}}\d                                                         # 5 - 2
+      | dozen(?![A-Za-z])
+      | [(,]?[ \t]{{0,9}}(?:or|to|and|mod|times|over|plus|minus|out[ ]of)       # 5 or
+        [ \t]{{1,9}}[-+$\\({{]{{0,4}}\d                                         # 6
+    )
+  | {_CLOSED}(?:[ \t]{{1,9}}|,[ \t]{{0,9}}|[:.])[-+$\\]{{0,3}}\d                # 5:30, 5, 6
+  | (?:[xyzabceijknpqrtuvwKMB]|bn|mn)(?![A-Za-z])                               # 5x, 10k
+  | x[0-9a-fA-F]                                                                # 0x1f
+  | \.?\\(?:overline|bar|dot)(?![A-Za-z])                                       # 0.\overline{{3}}
+  | \.\(\d                                                                      # 0.(3)
+  | ,[ \t]{{0,3}}[-+]?\\infty                                                   # 5, \infty
+    """,
+    re.VERBOSE,
 )
 # Longest line that can be a result that is not a number
 _LINE = 200
@@ -321,9 +417,16 @@ _SCALES = {
     "trillion": 12,
 }
 _SCALED = re.compile(
-    r"(?<![\w.,])(\d{1,3}(?:,\d{3}){1,4}|\d{1,12})(\.\d{1,12})?(?:[\s~]|\\[,;:! ]){0,3}"
-    rf"(?:\\(?:text|mathrm|mbox)\s?\{{\s{{0,3}})?(?:({'|'.join(_SCALES)})\b)\s{{0,3}}\}}?",
-    re.IGNORECASE,
+    rf"""
+    (?<![\w.,])
+    (\d{{1,3}}(?:,\d{{3}}){{1,4}}|\d{{1,12}})       # 1,200
+    (\.\d{{1,12}})?                                 # .5
+    (?:[\s~]|\\[,;:! ]){{0,3}}
+    (?:\\(?:text|mathrm|mbox)\s?\{{\s{{0,3}})?      # \text{{
+    (?:({"|".join(_SCALES)})\b)                     # million
+    \s{{0,3}}\}}?
+    """,
+    re.IGNORECASE | re.VERBOSE,
 )
 
 
@@ -348,14 +451,23 @@ _NEGATIVE = re.compile(
 )
 # A number that a sentence denies: the answer is not 42; 42 is wrong
 _DENIED_BEFORE = re.compile(
-    r"(?:(?<![A-Za-z])(?:not|never|nor)|n['\u2019]t)[ \t]{1,3}"
-    r"(?:(?:be|equal to|equal|exactly)[ \t]{1,3})?[$\\({*`\"]{0,4}$",
-    re.IGNORECASE,
+    r"""
+    (?:(?<![A-Za-z])(?:not|never|nor)|n['\u2019]t)[ \t]{1,3}    # not, isn't
+    (?:(?:be|equal[ ]to|equal|exactly)[ \t]{1,3})?              # not equal to
+    [$\\({*`\"]{0,4}$
+    """,
+    re.IGNORECASE | re.VERBOSE,
 )
 _DENIED_AFTER = re.compile(
-    r"[$)}*`\"]{0,4}[ \t]{1,3}(?:(?:is|was|would be)[ \t]{1,3}(?:not|wrong|incorrect|false)"
-    r"|(?:isn|wasn)['\u2019]t)(?![A-Za-z])",
-    re.IGNORECASE,
+    r"""
+    [$)}*`\"]{0,4}[ \t]{1,3}
+    (?:
+        (?:is|was|would[ ]be)[ \t]{1,3}(?:not|wrong|incorrect|false)    # is wrong
+      | (?:isn|wasn)['\u2019]t                                          # isn't
+    )
+    (?![A-Za-z])
+    """,
+    re.IGNORECASE | re.VERBOSE,
 )
 # 42 is not only, 42 is not just
 _ONLY = re.compile(r"[ \t]{1,3}(?:only|just)(?![A-Za-z])", re.IGNORECASE)
@@ -559,7 +671,15 @@ _PRODUCT = re.compile(r"\\(?:times|cdot)(?![A-Za-z])")
 _MONEY = re.compile(r"\\?[$\u20ac\u00a3\u00a5\u20b9]")
 # Mixed fractions: 3\frac{1}{2} and 3 1/2 are three and a half
 _MIXED = re.compile(
-    r"(?<![\d.,])(\d{1,9})(?:\s*\\frac\s*\{(\d{1,9})\}\s*\{(\d{1,9})\}|\s+(\d{1,9})\s*/\s*(\d{1,9}))(?!\d)"
+    r"""
+    (?<![\d.,])(\d{1,9})                            # whole number, and then
+    (?:
+        \s*\\frac\s*\{(\d{1,9})\}\s*\{(\d{1,9})\}   # \frac{1}{2}
+      | \s+(\d{1,9})\s*/\s*(\d{1,9})                # 1/2
+    )
+    (?!\d)
+    """,
+    re.VERBOSE,
 )
 _UNIT = re.compile(r"\\(?:text|mathrm|textrm|mbox|textit)\s*\{([^{}]*)\}")
 _BOLD = re.compile(r"\\(?:mathbf|textbf|boldsymbol|bm)\s*\{([^{}]*)\}")
@@ -576,7 +696,16 @@ _LABEL = re.compile(
 _PERCENT = re.compile(r"\s*\\?%|\s*percent\b")
 # A number and the words of a unit: 5 apples, 100 dollars, 5 km/h, 3 square meters, 5 cm^2
 _MEASURED = re.compile(
-    r"([-+]?[\d.,/]*\d)\s*((?:[A-Za-z]{2,20}|(?<=/)[A-Za-z])\.?(?:[\s/]{1,3}[A-Za-z]{1,20}){0,5}(?:\s?\^\s?\{?[23]\}?)?)"
+    r"""
+    ([-+]?[\d.,/]*\d)\s*                    # number
+    (                                       # unit:
+        (?:[A-Za-z]{2,20}|(?<=/)[A-Za-z])   # first word
+        \.?
+        (?:[\s/]{1,3}[A-Za-z]{1,20}){0,5}   # further words
+        (?:\s?\^\s?\{?[23]\}?)?             # ^2
+    )
+    """,
+    re.VERBOSE,
 )
 # Words behind a number that are a part of its value, and no unit
 _PARTS_OF_VALUES = """

@@ -11,6 +11,8 @@ from typing import Literal
 NOT_METRICS = "not_metrics"
 # Metric of env and of evaluations: the number of prompts that were too long and left out. Its note says so.
 DROPPED_PROMPTS = "prompts_dropped"
+# Metric of learned samples and of evaluations: the number of answers to which no reward applies. Its note says so.
+UNREWARDED = "unrewarded"
 # Metric of a machine that cannot fully confine code of answers, without its component
 UNCONFINED = "unconfined"
 # Metric of evaluations on simulators: 1 if episodes did not end. Its note says so.

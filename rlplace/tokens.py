@@ -166,9 +166,9 @@ class Scores:
 
     `group`: index of the prompt. `sample`: index of the sample among the samples of the prompt.
 
-    `values` from a reward: [1], the reward. Otherwise [N], a number for each token that the policy sampled: from a
-    critic, the value of the state before the token; from a reference, the token's log-probability at the temperature of
-    sampling; from the actor, the return from the token on.
+    `values` from a reward: [1], the reward; [0] if its function does not apply to the sample. Otherwise [N], a number
+    for each token that the policy sampled: from a critic, the value of the state before the token; from a reference,
+    the token's log-probability at the temperature of sampling; from the actor, the return from the token on.
     """
 
     group: int

@@ -36,6 +36,12 @@ def trl_messages(
     ]
 
 
+def trl_even(completions: list[Any], **kwargs: Any) -> list[float | None]:
+    """None for answers of an odd number of characters, to which the function does not apply."""
+    texts = [c if isinstance(c, str) else c[0]["content"] for c in completions]
+    return [None if len(text) % 2 else 1.0 for text in texts]
+
+
 async def trl_async(completions: list[str], **kwargs: Any) -> list[float]:
     await asyncio.sleep(0)
     return [2.0 for _ in completions]

@@ -234,3 +234,30 @@ def test_dropped_prompts_of_an_evaluation_are_said(model: Path, tmp_path: Path) 
     assert (last["eval/prompts_dropped"], last["env/prompts_dropped"]) == (3, 3)
     assert "left out 3 held-out prompts of more than" in run.out
     assert "left out 3 train prompts of more than" in run.out
+
+
+def test_answers_to_which_no_reward_applies_are_said(
+    model: Path, tmp_path: Path
+) -> None:
+    """A function of TRL's form returns None for some answers: they are no part of its mean."""
+    run = train(
+        "hybrid_grpo_llm",
+        tmp_path,
+        *INLINE_TEXT,
+        *tiny(model),
+        "env.rewards=[{name: tests.foreign_rewards:trl_even}]",
+        "env.chat=false",
+        "runner.total_iterations=2",
+        "runner.eval_every=2",
+        "runner.eval_prompts=16",
+    )
+    assert run.code == 0, run.err
+    lines = [line for line in run.metrics() if line["iteration"]]
+    for line in lines:
+        share = line["env/reward"]
+        assert 0 < share < 1
+        assert line["env/reward/trl_even"] == line["actor/reward/trl_even"] == 1.0
+        assert line["actor/reward"] == pytest.approx(share)
+        assert line["actor/unrewarded"] == round((1 - share) * line["actor/samples"])
+    assert lines[-1]["eval/reward/trl_even"] == 1.0
+    assert run.out.count("actor/unrewarded: no reward function applies") == 1

@@ -46,7 +46,7 @@ from rlplace.envs.text.rewards import Case, Reward, number_of, reward_failed
 from rlplace.errors import RewardError
 from rlplace.units import with_length
 
-# Each reward function's number, by its name
+# Each reward function's number, by its name; without the functions that do not apply to the episode
 Graded = tuple[Case, dict[str, float]]
 # Seconds that a process may take to import the user's functions
 _START_S = 120.0
@@ -230,10 +230,12 @@ class ProcessGrader:
         lists = [index for index, reward in enumerate(rewards) if reward.takes_lists]
         self._of_groups = tuple(lists)
         self._of_answers = tuple(i for i in range(len(rewards)) if i not in lists)
+        # Whether each function may return None, where it does not apply
+        self._may_not_apply = [reward.may_not_apply for reward in rewards]
         # Cases of groups that are not whole yet, for functions over lists
         self._kept: dict[int, list[Case]] = {}
-        # Values so far of cases in work, by index of the function
-        self._values: dict[tuple[int, int], dict[int, float]] = {}
+        # Values so far of cases in work, by index of the function; None: the function does not apply
+        self._values: dict[tuple[int, int], dict[int, float | None]] = {}
         self._waiting: deque[_Work] = deque()
         self._processes: list[_GraderProcess] = []
 
@@ -368,7 +370,7 @@ class ProcessGrader:
             return self._failed(worker, raised)
         try:
             numbers = [
-                number_of(reward, case, value, self._on_poison)
+                self._number_of(index, case, value)
                 for case, value in zip(work.cases, values, strict=True)
             ]
         except RewardError as error:
@@ -386,6 +388,15 @@ class ProcessGrader:
         self._assign()
         return self._graded(work.cases)
 
+    def _number_of(self, index: int, case: Case, value: object) -> float | None:
+        """Return a value of the function `index` as a float; None if the function does not apply to the episode.
+
+        Raises RewardError as `number_of` does.
+        """
+        if value is None and self._may_not_apply[index]:
+            return None
+        return number_of(self._rewards[index], case, value, self._on_poison)
+
     def _graded(self, cases: Sequence[Case]) -> list[Graded]:
         """Return (case, rewards) for those of `cases` that all functions have graded, and forget their values."""
         graded: list[Graded] = []
@@ -395,8 +406,9 @@ class ProcessGrader:
             if len(values) == len(self._rewards):
                 del self._values[place]
                 rewards = {
-                    reward.name: values[index]
+                    reward.name: number
                     for index, reward in enumerate(self._rewards)
+                    if (number := values[index]) is not None
                 }
                 graded.append((case, rewards))
         return graded
@@ -600,11 +612,13 @@ def grade(
         pipe.send((None, [_number(value) for value in values]))
 
 
-def _number(value: Any) -> float | str:
-    """Return a value as a float if possible, else as text.
+def _number(value: Any) -> float | str | None:
+    """Return a value as a float if possible, else as text; None stays None.
 
     The value itself is not sent, because unpickling it may need the user's libraries.
     """
+    if value is None:
+        return None
     try:
         return float(value)
     except Exception:  # noqa: BLE001  # the type of a user's value may raise anything

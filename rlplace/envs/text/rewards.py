@@ -123,6 +123,14 @@ class Reward:
         """
         return not self.shipped and form_of(find_reward(self.written)) in LISTS
 
+    @property
+    def may_not_apply(self) -> bool:
+        """Whether the function may return None for an answer to which it does not apply, as functions of TRL's form.
+
+        Raises ConfigError if the function cannot be found.
+        """
+        return not self.shipped and form_of(find_reward(self.written)) == "trl"
+
     def function(self) -> Callable[[Transcript], Any]:
         """Return the reward function with its arguments filled in, so that it takes only a transcript.
 

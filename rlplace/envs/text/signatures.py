@@ -113,7 +113,7 @@ def adapted(
         if form not in LISTS:
             return [one(transcript) for transcript in transcripts]
         each = [_given(form, transcript, chat) for transcript in transcripts]
-        return _listed(call(_joined(each)), len(transcripts), form)
+        return _listed(call(_joined(each)), len(transcripts))
 
     return rewards
 
@@ -152,8 +152,11 @@ def depends_on_others(
 
 
 def _numbers(values: Sequence[Any]) -> list[str]:
-    """Return numbers as rounded texts: texts of nearly equal numbers are equal, also those of nan."""
-    return [f"{float(value):.4g}" for value in values]
+    """Return numbers as rounded texts: texts of nearly equal numbers are equal, also those of nan.
+
+    None, for an answer to which a function does not apply, becomes an empty text.
+    """
+    return ["" if value is None else f"{float(value):.4g}" for value in values]
 
 
 def _given(form: Form, transcript: Transcript, chat: bool) -> dict[str, Any]:
@@ -230,11 +233,11 @@ def _number_in(value: Any) -> Any:
     return value
 
 
-def _listed(values: Any, answers: int, form: Form) -> list[Any]:
+def _listed(values: Any, answers: int) -> list[Any]:
     """Return the rewards in a list, an array or a tensor. Raises ValueError unless it has one for each answer.
 
-    `answers`: number of answers. In TRL, None means that a function does not apply to an answer, which then adds
-    nothing to its reward.
+    `answers`: number of answers. An entry of None stays None: in TRL it means that a function does not apply to an
+    answer.
     """
     values = _number_in(values)
     if not hasattr(values, "__len__") or len(values) != answers:
@@ -244,10 +247,7 @@ def _listed(values: Any, answers: int, form: Form) -> list[Any]:
         raise ValueError(
             f"{many} for {counted(answers, 'answer')}: a function over lists returns a list, with a number for each"
         )
-    numbers = [_number_in(value) for value in values]
-    if form == "trl":
-        return [0.0 if number is None else number for number in numbers]
-    return numbers
+    return [_number_in(value) for value in values]
 
 
 # ── a transcript as text ─────────────────────────────────────────────────────────────────────────────────────────────

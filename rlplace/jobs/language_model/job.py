@@ -26,7 +26,7 @@ from rlplace.jobs.language_model.rules.planned import plan_problems
 from rlplace.jobs.language_model.rules.signal import compares_groups
 from rlplace.jobs.trained import TrainedJob
 from rlplace.jobs.variants import check_variant
-from rlplace.metrics import DROPPED_PROMPTS, MISMATCH, UNCONFINED
+from rlplace.metrics import DROPPED_PROMPTS, MISMATCH, UNCONFINED, UNREWARDED
 from rlplace.models.folders import existing_folder
 from rlplace.placement.counts import Count
 from rlplace.placement.language.spec import role_of
@@ -197,8 +197,8 @@ class LanguageModelJob(TrainedJob):
     ) -> list[str]:
         found = super().remarks(numbers, notes)
         for name, lines in notes.items():
-            said = name.endswith((f"/{DROPPED_PROMPTS}", f"/{UNCONFINED}"))
-            if said or name == MISMATCH:
+            leaf = name.rpartition("/")[2]
+            if leaf in (DROPPED_PROMPTS, UNCONFINED, UNREWARDED) or name == MISMATCH:
                 found += lines
         return found
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from rlplace.metrics import Metric, Metrics
+from rlplace.metrics import UNREWARDED, Metric, Metrics
 from rlplace.models.tokenizer import Tokenizer
 from rlplace.tokens import Sample
 
@@ -141,6 +141,7 @@ def sample_metrics(
         "actor/reward_min": Metric(min(rewards), "min"),
         "actor/reward_max": Metric(max(rewards), "max"),
         "actor/samples": Metric(len(samples), "sum", notes=tuple(texts)),
+        **unrewarded_metric("actor", samples),
         **{
             f"actor/reward/{name}": _mean(
                 [s.rewards[name] for s in samples if name in s.rewards]
@@ -166,6 +167,21 @@ def sample_metrics(
             [len(a) > 0 and int(a.min()) < int(a.max()) for a in ages]
         ),
     }
+
+
+def unrewarded_metric(component: str, samples: Sequence[Sample]) -> Metrics:
+    """Return the number of samples to which no reward applies, as a metric; an empty mapping if there are none.
+
+    `component`: first part of the metric's name.
+    """
+    number = sum(not sample.rewards for sample in samples)
+    if not number:
+        return {}
+    note = (
+        f"{component}/{UNREWARDED}: no reward function applies to some answers, since each returns None for them; "
+        "their reward counts as 0"
+    )
+    return {f"{component}/{UNREWARDED}": Metric(number, "sum", notes=(note,))}
 
 
 def _mean(values: Sequence[float]) -> Metric:

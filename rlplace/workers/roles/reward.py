@@ -114,13 +114,11 @@ class RewardFunctionWorker(Scorer):
                 self._grader.whole(group)
             graded = self._grader.done(wait=True)
             samples = [grading.pop((case.group, case.sample)) for case, _ in graded]
-            scoring.put(
-                samples,
-                [
-                    np.array([rewards[self._reward.name]], np.float32)
-                    for _, rewards in graded
-                ],
-            )
+            # An episode to which the function does not apply has no score
+            scores = [
+                np.array([*rewards.values()], np.float32) for _, rewards in graded
+            ]
+            scoring.put(samples, scores)
 
 
 class RewardEndpointWorker(Scorer):

@@ -59,6 +59,7 @@ from rlplace.workers.arguments import (
 )
 from rlplace.workers.roles.env import EnvWorker
 from rlplace.workers.roles.kept_groups import Kept, digests, read, write
+from rlplace.workers.roles.learn_metrics import unrewarded_metric
 from rlplace.workers.roles.prompts import Prompts, splits
 from rlplace.workers.roles.replies import Place, Replies
 from rlplace.workers.roles.scorer import reads_text
@@ -305,6 +306,7 @@ class TextEnvWorker(EnvWorker):
         samples, watch = self.answered(iteration, greedy=greedy, each=each)
         metrics = {
             **_metrics("eval", samples, self.rewards, watch),
+            **unrewarded_metric("eval", samples),
             **self.failures.metrics("eval"),
             **self._dropped("eval", "held_out"),
         }
@@ -409,12 +411,14 @@ def _metrics(
     def mean(total: float) -> Metric:
         return Metric(total / max(1, episodes), "mean", episodes)
 
+    def mean_of(name: str) -> Metric:
+        # As in TRL, an answer to which a function does not apply is left out of the function's mean
+        values = [s.rewards[name] for s in samples if name in s.rewards]
+        return Metric(sum(values) / max(1, len(values)), "mean", len(values))
+
     numbers = {
         "reward": mean(sum(sample.reward for sample in samples)),
-        **{
-            f"reward/{r.name}": mean(sum(sample.rewards[r.name] for sample in samples))
-            for r in rewards
-        },
+        **{f"reward/{r.name}": mean_of(r.name) for r in rewards},
         "answer_tokens": mean(sum(sample.response_tokens for sample in samples)),
         "episode_tokens": mean(sum(sample.weight for sample in samples)),
         "turns": mean(sum(sample.turns for sample in samples)),

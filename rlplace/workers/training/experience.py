@@ -250,11 +250,17 @@ class AdvantageEstimator:
     ) -> Sample:
         """Return a copy of `sample` whose reward includes the weighted scores of all reward components.
 
+        A component whose function does not apply to the sample, as functions of TRL's form say by None, has no score.
+
         `number`: position of the sample among all samples. `scores`: scoring component -> one array per sample.
         """
         if not self._rewards:
             return sample
-        scored = {name: float(scores[name][number][0]) for name in self._rewards}
+        scored = {
+            name: float(scores[name][number][0])
+            for name in self._rewards
+            if len(scores[name][number])
+        }
         weighed = sum(
             self._config.reward_of(name).weight * score
             for name, score in scored.items()

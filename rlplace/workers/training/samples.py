@@ -340,7 +340,9 @@ def _arriving(
                 )
             # A reward scores the sample, other components each of its response tokens
             number = 1 if role_of(giver) == "reward" else sample.response_tokens
-            if scores.values.shape != (number,):
+            # No score: the function of a reward does not apply to the sample
+            none_applies = role_of(giver) == "reward" and scores.values.shape == (0,)
+            if scores.values.shape != (number,) and not none_applies:
                 got = f"an array of shape {scores.values.shape}"
                 expected = f"{number} for sample {place}"
                 raise out_of_step(

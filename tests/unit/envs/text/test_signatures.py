@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 from typing import Any
 
@@ -9,7 +10,7 @@ import pytest
 
 from rlplace.envs.text import Message, Transcript
 from rlplace.envs.text.graders import ProcessGrader
-from rlplace.envs.text.rewards import Case, named_reward
+from rlplace.envs.text.rewards import Case, Reward, named_reward
 from rlplace.errors import ConfigError
 
 MODULE = "tests.foreign_rewards"
@@ -107,7 +108,8 @@ def test_a_chat_is_shown_to_functions_of_trl_as_messages() -> None:
     assert value("trl_messages", messages) == 1
     assert value("trl_messages", dataclasses.replace(messages, answers=("5",))) == 0
     # None: the function does not apply to this answer
-    assert value("trl_messages", dataclasses.replace(messages, answers=("?",))) == 0
+    told = dataclasses.replace(messages, answers=("?",))
+    assert value("trl_messages", told) is None
 
 
 def test_arguments_of_the_config_are_given() -> None:
@@ -141,14 +143,25 @@ def test_several_of_them_grade_one_answer_in_a_process() -> None:
         named_reward(f"{MODULE}:{name}", {}, key=f"env.rewards[{at}]")
         for at, name in enumerate(names)
     ]
+    assert list(graded(rewards, TOLD).values()) == [1.0, 2.0, 1.0, 1.0, 1.0]
+
+
+def graded(rewards: list[Reward], told: Transcript) -> dict[str, float]:
     grader = ProcessGrader(rewards, timeout_s=60, memory_bytes=4 << 30, processes=1)
-    try:
-        grader.submit(Case(group=0, sample=0, transcript=TOLD))
+    with contextlib.closing(grader):
+        grader.submit(Case(group=0, sample=0, transcript=told))
         grader.whole(0)
-        graded: list[Any] = []
-        while not graded:
-            graded = grader.done(wait=True)
-    finally:
-        grader.close()
-    ((_, values),) = graded
-    assert list(values.values()) == [1.0, 2.0, 1.0, 1.0, 1.0]
+        done: list[Any] = []
+        while not done:
+            done = grader.done(wait=True)
+    ((_, values),) = done
+    return dict(values)
+
+
+def test_a_function_of_trl_that_does_not_apply_gives_no_reward() -> None:
+    """Its None is no 0: the mean of its rewards is of the other answers."""
+    names = ("trl_even", "trl_async")
+    rewards = [named_reward(f"{MODULE}:{name}", {}, key="x") for name in names]
+    assert graded(rewards, TOLD) == {"trl_async": 2.0}
+    even = dataclasses.replace(TOLD, answers=("44",))
+    assert graded(rewards, even) == {"trl_even": 1.0, "trl_async": 2.0}

@@ -421,6 +421,14 @@ def test_a_function_of_lists_is_given_prompts_answers_labels_and_its_arguments()
     assert found == {(g, s): [100 * g + s + 0.5] for g in range(3) for s in range(4)}
 
 
+def test_a_function_of_trl_gives_no_score_where_it_does_not_apply() -> None:
+    found = by_function(
+        {"function": "tests.foreign_rewards:trl_even"},
+        with_text(made_up_samples(), lambda s: "x" * s.sample),
+    )
+    assert found == {(g, s): [] if s % 2 else [1.0] for g in range(3) for s in range(4)}
+
+
 def test_a_function_of_lists_is_given_all_answers_to_a_prompt() -> None:
     found = by_function(
         {"function": "tests.odd_rewards:relative_length"},

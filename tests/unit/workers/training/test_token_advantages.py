@@ -76,6 +76,17 @@ def test_rewards_of_all_components_are_weighed_and_named() -> None:
     assert found.groups[0][0].rewards == {"reward.math": 1.0, "reward.safety": 0.5}
 
 
+def test_a_component_that_does_not_apply_adds_nothing_and_has_no_number() -> None:
+    none = np.array([], np.float32)
+    scores = {"reward.math": [np.array([0.5], np.float32), none, none, none]}
+    found = estimator(components=("reward.math",), reward={"math": {"weight": 2.0}})(
+        with_rewards(10, 20, 30, 40), scores, {}
+    )
+    assert rewards(found) == [11.0, 20.0, 30.0, 40.0]
+    named = [dict(sample.rewards) for group in found.groups for sample in group]
+    assert named == [{"reward.math": 0.5}, {}, {}, {}]
+
+
 def test_a_variant_estimates_in_place_of_the_algorithm() -> None:
     own = {"name": "tests.own_variant:Rewards"}
     found = estimator("grpo", variant=own, normalize_advantages=False)(

@@ -61,6 +61,7 @@ class Script(gymnasium.Env[NDArray[np.float64], Any]):
         self.action_space = {
             "discrete": Discrete(3),
             "from_five": Discrete(3, start=5),
+            "pair_from_five": MultiDiscrete([3, 2], start=[5, -1]),
             "box": Box(np.array([-1.0, 0.0]), np.array([1.0, 0.5]), dtype=np.float64),
             "wide": Box(-2000.0, 2000.0, (1,), np.float32),
         }[action_space]

@@ -21,20 +21,26 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class DiscreteActions:
-    """An action space in which an action is one int64 from 0 to n - 1."""
+    """An action space in which an action is one int64 from 0 to n - 1.
+
+    `first`: the first choice as the simulator itself counts it, such as -1 of Gymnasium's Discrete(3, start=-1).
+    """
 
     n: int
+    first: int = 0
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class MultiDiscreteActions:
     """An action space in which an action is an int64 array of shape `shape`; element i is from 0 to n[i] - 1.
 
-    `n`: number of choices of each element of the flattened array.
+    `n`: number of choices of each element of the flattened array. `first`: the first choice of each element as the
+    simulator itself counts it; empty if all are 0.
     """
 
     n: tuple[int, ...]
     shape: tuple[int, ...]
+    first: tuple[int, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -184,10 +190,15 @@ class Spaces:
         # axis
         actions: Actions
         if isinstance(taken, DiscreteActions):
-            actions = MultiDiscreteActions(n=(taken.n,) * chunk, shape=(chunk,))
+            first = (taken.first,) * chunk if taken.first else ()
+            actions = MultiDiscreteActions(
+                n=(taken.n,) * chunk, shape=(chunk,), first=first
+            )
         elif isinstance(taken, MultiDiscreteActions):
             actions = MultiDiscreteActions(
-                n=taken.n * chunk, shape=(chunk, *taken.shape)
+                n=taken.n * chunk,
+                shape=(chunk, *taken.shape),
+                first=taken.first * chunk,
             )
         else:
             shape = (chunk, *taken.shape)

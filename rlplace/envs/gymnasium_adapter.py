@@ -531,10 +531,13 @@ def spaces_of(
     assert encoding is not None
     actions: Actions
     if isinstance(taken, Discrete):
-        actions = DiscreteActions(n=int(taken.n))
+        actions = DiscreteActions(n=int(taken.n), first=int(taken.start))
     elif isinstance(taken, MultiDiscrete):
+        first = tuple(map(int, taken.start.ravel()))
         actions = MultiDiscreteActions(
-            n=tuple(map(int, taken.nvec.ravel())), shape=tuple(taken.shape)
+            n=tuple(map(int, taken.nvec.ravel())),
+            shape=tuple(taken.shape),
+            first=first if any(first) else (),
         )
     elif isinstance(taken, MultiBinary):
         actions = MultiDiscreteActions(

@@ -21,7 +21,12 @@ from torch import Tensor, nn
 
 from rlplace.codes import config_error
 from rlplace.config.blocks.simulator import SimulatorJobConfig
-from rlplace.envs.contract import ContinuousActions, Spaces
+from rlplace.envs.contract import (
+    ContinuousActions,
+    DiscreteActions,
+    MultiDiscreteActions,
+    Spaces,
+)
 from rlplace.envs.registry import needs, spaces_of_job
 from rlplace.errors import ConfigError
 from rlplace.models.checkpoint import write_bytes
@@ -42,11 +47,13 @@ class Policy(nn.Module):
 
     `spaces`: shapes and dtypes of observations and actions of the simulator on which the policy was trained. `network`:
     the module inside, whose `forward` takes N observations, [N, *shape of an observation]. `low`, `high`: bounds of the
-    elements of a continuous action.
+    elements of a continuous action. `first`: the first choice of each element of a discrete action, as the simulator
+    counts it.
     """
 
     low: Tensor
     high: Tensor
+    first: Tensor
 
     def __init__(
         self,
@@ -68,13 +75,18 @@ class Policy(nn.Module):
             shape = spaces.actions.shape
             self.register_buffer("low", torch.tensor(spaces.actions.low).view(shape))
             self.register_buffer("high", torch.tensor(spaces.actions.high).view(shape))
+        # The network counts choices from 0
+        first = _first_choices(spaces)
+        self._shifted = first is not None
+        if first is not None:
+            self.register_buffer("first", first)
 
     def forward(self, observations: Tensor) -> Tensor:
-        """Return the most probable actions for N observations, clamped to the bounds of a continuous action space.
+        """Return the most probable actions for N observations, as the simulator takes them.
 
-        `observations`: [N, *shape of an observation].
+        Continuous actions are clamped to the bounds of their space. `observations`: [N, *shape of an observation].
         """
-        return self._within(mode(self.network(observations)))
+        return self._as_shown(self._within(mode(self.network(observations))))
 
     @torch.inference_mode()
     def act(
@@ -85,9 +97,9 @@ class Policy(nn.Module):
     ) -> NDArray[Any]:
         """Return an action for one observation, or N actions for a batch of N observations.
 
-        An observation has the shape `spaces.observation_shape`. Actions of a discrete space are int64 and counted from
-        0. Actions of a continuous space are float32 and within the bounds of the space. A batch of N observations gives
-        actions with N as their first dimension.
+        An observation has the shape `spaces.observation_shape`. Actions are what the simulator takes: those of a
+        discrete space are int64 and begin at the space's `start`; those of a continuous space are float32 and within
+        the bounds of the space. A batch of N observations gives actions with N as their first dimension.
 
         `deterministic`: return the most probable actions; if False, sample actions, as in training. `begins`: whether
         an episode begins with the observation, as one bool or N bools; a policy with memory then forgets the memory of
@@ -95,6 +107,22 @@ class Policy(nn.Module):
 
         Raises ValueError for observations of another shape, for values that are not numbers, and for floating-point
         numbers if the policy was trained on bytes.
+        """
+        found = self.choose(observations, deterministic, begins)
+        if self._shifted:
+            return found + self.first.numpy()
+        return found
+
+    @torch.inference_mode()
+    def choose(
+        self,
+        observations: ArrayLike,
+        deterministic: bool = True,
+        begins: ArrayLike | None = None,
+    ) -> NDArray[Any]:
+        """Return actions as `act` does, but those of a discrete space counted from 0, as simulators of a run take them.
+
+        `observations`, `deterministic`, `begins`: as for `act`. Raises ValueError as `act` does.
         """
         # Check shape and dtype
         shown = np.asarray(observations)
@@ -145,11 +173,27 @@ class Policy(nn.Module):
         actions, _ = sample(output, noise)
         return self._within(actions)
 
+    def _as_shown(self, actions: Tensor) -> Tensor:
+        """Return actions with the choices of a discrete space as the simulator counts them."""
+        if self._shifted:
+            return actions + self.first
+        return actions
+
     def _within(self, actions: Tensor) -> Tensor:
         """Return actions, clamped to the bounds if the action space is continuous."""
         if self._bounded:
             return torch.clamp(actions, self.low, self.high)
         return actions
+
+
+def _first_choices(spaces: Spaces) -> Tensor | None:
+    """Return the first choice of each element of an action, in the action's shape; None if all are 0."""
+    actions = spaces.actions
+    if isinstance(actions, DiscreteActions) and actions.first:
+        return torch.tensor(actions.first)
+    if isinstance(actions, MultiDiscreteActions) and actions.first:
+        return torch.tensor(actions.first).view(actions.shape)
+    return None
 
 
 def policy_of(trained: Trained, *, seed: int, key: str) -> Policy:

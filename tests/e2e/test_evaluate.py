@@ -24,6 +24,7 @@ from rlplace.jobs.language_model.evaluate import _around, _identity
 from tests.e2e.language import INLINE as LM_INLINE
 from tests.e2e.language import tiny
 from tests.e2e.training import INLINE, placed, train
+from tests.gyms import Script
 
 CORNER = ("env.id=tests.gyms:Corner-v0", "env.max_episode_steps=6")
 IMAGES = "actor.model={kind: cnn, network: impala, channels: [4], hidden: [16]}"
@@ -243,6 +244,38 @@ def test_exported_programs_decide_alike(
     expected = rlplace.load_policy(folder).act(given)
     assert found.dtype == expected.dtype
     assert found == pytest.approx(expected, abs=1e-6)
+
+
+class Choosy(Script):
+    """Takes only actions of its space."""
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        assert self.action_space.contains(action), action
+        return super().step(action)
+
+
+@pytest.mark.parametrize("space", ["from_five", "pair_from_five"])
+def test_actions_begin_where_their_space_begins(
+    space: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    kwargs = f"+env.kwargs={{action_space: {space}}}"
+    run = trained(
+        tmp_path / "runs",
+        f"env.id={__name__}:Choosy",
+        kwargs,
+        "env.max_episode_steps=6",
+    )
+    env = Choosy(action_space=space)
+    given = np.random.default_rng(0).normal(size=(9, 4))
+    policy = rlplace.load_policy(run)
+    for deterministic in (True, False):
+        for action in policy.act(given, deterministic=deterministic):
+            assert env.action_space.contains(action)
+    assert env.action_space.contains(policy.act(given[0]))
+    assert len(report(capsys, run, "episodes=3")["returns"]) == 3
+    assert export([str(run), str(tmp_path / "policy.pt")]) == 0
+    exported = torch.jit.load(tmp_path / "policy.pt")(torch.tensor(given).float())
+    assert exported.tolist() == policy.act(given).tolist()
 
 
 @pytest.fixture(scope="module")

@@ -39,7 +39,7 @@ def evaluate(trained: Trained, request: EvaluationRequest) -> Evaluation:
     episodes = play(
         env,
         policy.spaces,
-        lambda observations, begins: policy.act(
+        lambda observations, begins: policy.choose(
             observations, request.deterministic, begins
         ),
         episodes=request.episodes or _EPISODES,

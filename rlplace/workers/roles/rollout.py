@@ -214,7 +214,7 @@ class VectorRolloutWorker(RolloutWorker):
 
         def act(observations: NDArray[Any], begins: NDArray[np.bool_]) -> NDArray[Any]:
             self.context.check_cancelled("evaluate")
-            return policy.act(observations, begins=begins)
+            return policy.choose(observations, begins=begins)
 
         device = self.context.device
         remarks: list[str] = []

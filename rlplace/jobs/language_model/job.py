@@ -28,6 +28,7 @@ from rlplace.jobs.trained import TrainedJob
 from rlplace.jobs.variants import check_variant
 from rlplace.metrics import DROPPED_PROMPTS, MISMATCH, UNCONFINED, UNREWARDED
 from rlplace.models.folders import existing_folder
+from rlplace.models.template_dates import date_problems
 from rlplace.placement.counts import Count
 from rlplace.placement.language.spec import role_of
 from rlplace.placement.machines.topology import Topology
@@ -114,6 +115,8 @@ class LanguageModelJob(TrainedJob):
                 eval_prompts=runner.eval_prompts,
                 rendered=rendered,
             )
+            if folder is not None and config.env.chat:
+                yield from date_problems(folder, config.env.template)
         yield from check_variant(config)
         if config.rollout.own:
             yield from own_engine_problems(config.rollout)

@@ -241,6 +241,10 @@ class AgentEpisode:
         self._said = asked
         return added[0].text
 
+    def cut(self) -> None:
+        """Note that the next answer was cut at a length limit: the agent gets it with finish_reason "length"."""
+        self._line.cut = True
+
     def end(self) -> None:
         """Tell the agent that the episode is over.
 
@@ -291,6 +295,8 @@ class _Line:
         # Answers to the agent; None: there are no more
         self.answers: queue.SimpleQueue[str | None] = queue.SimpleQueue()
         self.result: float | Mapping[str, Any] | None = None
+        # Whether the next answer was cut at a length limit; then it is the last one
+        self.cut = False
         self.closed = False
         # Held by the request that waits for an answer
         self._asking = threading.Lock()
@@ -360,7 +366,7 @@ class _Server(JsonServer):
         choice = {
             "index": 0,
             "message": {"role": "assistant", "content": answer},
-            "finish_reason": "stop",
+            "finish_reason": "length" if owner.cut else "stop",
             "logprobs": None,
         }
         return {

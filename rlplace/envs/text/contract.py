@@ -65,7 +65,10 @@ Prompt = str | Sequence[Message]
 
 
 class TextEpisode(Protocol):
-    """One conversation between the policy and an environment. All methods are called by one thread."""
+    """One conversation between the policy and an environment. All methods are called by one thread.
+
+    If an episode has a method `cut()`, it is called before `reply` gets an answer that was cut at a length limit.
+    """
 
     @property
     def prompt(self) -> Prompt:

@@ -729,6 +729,9 @@ class Pass:
         answer = self._prompts.tokenizer.decode_answer(item.tokens)
         episode.tokens.pieces.append(item)
         episode.answers.append(answer)
+        cut = getattr(episode.dialogue, "cut", None)
+        if item.finish == "length" and cut is not None:
+            cut()
         self._replies.ask(place, episode.dialogue, answer)
         self._hear(_QUICK_S)
 

@@ -32,6 +32,14 @@ PATIENCE_S = 20.0
 
 def call(url: str, key: str, messages: list[dict[str, Any]], **others: object) -> str:
     """Raises HTTPError."""
+    said: str = choice(url, key, messages, **others)["message"]["content"]
+    return said
+
+
+def choice(
+    url: str, key: str, messages: list[dict[str, Any]], **others: object
+) -> dict[str, Any]:
+    """Raises HTTPError."""
     content = json.dumps(
         {"model": "policy", "messages": messages, "temperature": 0.7, **others}
     ).encode()
@@ -39,8 +47,8 @@ def call(url: str, key: str, messages: list[dict[str, Any]], **others: object) -
     with urllib.request.urlopen(
         urllib.request.Request(f"{url}/chat/completions", content, headers)
     ) as found:
-        said: str = json.load(found)["choices"][0]["message"]["content"]
-        return said
+        chosen: dict[str, Any] = json.load(found)["choices"][0]
+        return chosen
 
 
 def user(text: object) -> dict[str, Any]:
@@ -55,6 +63,12 @@ def adder(url: str, key: str, row: Mapping[str, Any]) -> float:
         right += answer.strip() == str(row["number"])
         messages += [{"role": "assistant", "content": answer.strip()}, user("again")]
     return right / 2
+
+
+def seeing_the_end(url: str, key: str, row: Mapping[str, Any]) -> float:
+    """Asks once; the score is 1 if the answer is whole."""
+    answer = choice(url, key, [user(row["number"])])
+    return float(answer["finish_reason"] == "stop")
 
 
 class Told:
@@ -428,3 +442,16 @@ def test_a_stage_learns_what_the_policy_said_to_agents(tmp_path: Path) -> None:
         for sample in group:
             assert sample.turns == 2
             assert sample.reward == (1.0 if sample.sample else 0.0)
+
+
+def test_an_agent_is_told_that_its_answer_was_cut(tmp_path: Path) -> None:
+    folder = tiny_tokenizer(tmp_path / "model")
+    env = {"task": "agent", "kwargs": {"agent": f"{__name__}:seeing_the_end"}}
+    job = {"env": env, "algorithm": {"max_prompt_length": 90, "max_new_tokens": 2}}
+    with TextStage(
+        folder, lambda request, sample: "yes" if sample else "n<eos>", **job
+    ) as stage:
+        stage.run()
+        samples = [sample for group in stage.groups() for sample in group]
+    assert {sample.truncated for sample in samples} == {True, False}
+    assert all(sample.reward == float(not sample.truncated) for sample in samples)

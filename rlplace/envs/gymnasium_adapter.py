@@ -105,6 +105,7 @@ class GymnasiumAdapter:
         from rlplace.envs.gymnasium_state import statistics_of
 
         try:
+            _check_start(env)
             spaces = spaces_of(env.observation_space, env.action_space)
             return dataclasses.replace(spaces, normalized=bool(statistics_of(env)))
         finally:
@@ -462,6 +463,26 @@ def _reserved_problems(config: SimulatorEnvConfig) -> list[Problem]:
         )
         problems.append(reserved)
     return problems
+
+
+def _check_start(env: gymnasium.Env[Any, Any]) -> None:
+    """Raise ConfigError if shimmy has converted an action space of gym that begins elsewhere to one that begins at 0.
+
+    The environment would get other actions than it expects.
+    """
+    converted = env.unwrapped
+    inner = getattr(converted, "gym_env", None)
+    if inner is None or not type(converted).__module__.startswith("shimmy."):
+        return
+    start = getattr(inner.action_space, "start", 0)
+    if start != getattr(converted.action_space, "start", 0):
+        raise config_error(
+            "unsupported-space",
+            _ID,
+            str(inner.action_space),
+            error="lost-start",
+            start=start,
+        )
 
 
 def spaces_of(

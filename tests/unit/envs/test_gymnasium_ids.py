@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import sys
 import types
 from typing import Any
@@ -163,7 +164,9 @@ def test_an_id_of_gym_is_told_from_an_unknown_one(
     monkeypatch.setitem(sys.modules, "gym", gym)
     found = refusal(f"{__name__}:OnlyThere-v0")
     assert found.fix is not None
-    assert "shimmy:GymV26CompatibilityV0, kwargs: {env_id: OnlyThere-v0}" in found.fix
+    assert (
+        "env_id: OnlyThere-v0, make_kwargs: {disable_env_checker: true}}" in found.fix
+    )
     assert "gym" not in str(refusal(f"{__name__}:NotThere-v0").what)
 
 
@@ -180,7 +183,8 @@ def test_an_id_of_gym_is_told_from_an_unknown_one(
         ),
         (
             "gym:CartPole-v0",
-            "id: shimmy:GymV26CompatibilityV0, kwargs: {env_id: CartPole-v0}",
+            "id: shimmy:GymV26CompatibilityV0, kwargs: {env_id: CartPole-v0, "
+            "make_kwargs: {disable_env_checker: true}}",
         ),
     ],
 )
@@ -205,6 +209,33 @@ def test_a_library_that_cannot_be_loaded_is_told() -> None:
     assert found.code == "missing-library"
     assert found.why is not None
     assert "libGL.so.1" in found.why
+
+
+class Bridge(Odd):
+    """As shimmy converts an environment of gym whose action space begins at 5."""
+
+    __module__ = "shimmy.openai_gym_compatibility"
+
+    observation_space = Box(-1.0, 1.0, (2,))
+    action_space = Discrete(2)
+
+    def __init__(self, start: int) -> None:
+        self.gym_env = types.SimpleNamespace(action_space=Discrete(2, start=start))
+
+
+def bridge(start: int) -> Bridge:
+    return Bridge(start)
+
+
+def test_an_action_space_whose_start_shimmy_loses_is_refused() -> None:
+    config = SimulatorEnvConfig(id=f"{__name__}:bridge", kwargs={"start": 5})
+    with pytest.raises(ConfigError) as caught:
+        describe(config)
+    (found,) = caught.value.problems
+    assert (found.code, found.got) == ("unsupported-space", "Discrete(2, start=5)")
+    assert "action += 5" in (found.fix or "")
+    same = dataclasses.replace(config, kwargs={"start": 0})
+    assert describe(same).actions == DiscreteActions(n=2)
 
 
 # ── spaces of nothing ────────────────────────────────────────────────────────────────────────────────────────────────

@@ -14,8 +14,10 @@ from typing import Any
 
 import pytest
 
+from rlplace.envs.text import agents
 from rlplace.envs.text.agents import _Line, _Server
 from rlplace.http_server import JsonServer, Limits
+from rlplace.workers.roles import reward_server
 from rlplace.workers.roles.reward_server import RewardServer
 from tests.served import in_a_thread
 from tests.tiny_lm import tiny_model, tiny_reward_model
@@ -177,6 +179,14 @@ def test_a_body_has_a_deadline(kind: Kind) -> None:
     with serving(kind, body_s=0.1) as server:
         status, answer = sent(server, head(kind, "Content-Length: 9") + b"{")
     assert (status, "in time" in str(answer)) == (408, True)
+
+
+@pytest.mark.parametrize("limits", [agents._LIMITS, reward_server._LIMITS])
+def test_both_servers_begin_with_deadlines(limits: Limits) -> None:
+    """The other tests give limits of their own."""
+    assert limits.headers_s <= 20
+    assert limits.body_s <= 120
+    assert limits.silent_s <= 120
 
 
 def test_a_connection_without_a_request_is_closed_after_a_silence(kind: Kind) -> None:

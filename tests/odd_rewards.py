@@ -10,6 +10,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from rlplace.envs.text import Transcript
 
 
@@ -29,6 +31,11 @@ def counts_calls(transcript: Transcript, *, calls: list[str]) -> float:
     """Add to an argument."""
     calls.append("more")
     return float(len(calls))
+
+
+def lucky(transcript: Transcript) -> float:
+    """Draws from the random numbers of Python and NumPy."""
+    return random.random() + float(np.random.random())
 
 
 def process(transcript: Transcript) -> int:

@@ -23,6 +23,7 @@ import json
 import math
 import multiprocessing.connection
 import os
+import random
 import re
 import resource
 import signal
@@ -334,7 +335,7 @@ class ProcessGrader:
         with contextlib.suppress(
             BrokenPipeError, ConnectionResetError, BlockingIOError
         ):
-            worker.pipe.send((work.rewards, transcripts))
+            worker.pipe.send((work.rewards, transcripts, work.cases[0].seed))
 
     def _hear(self, worker: _GraderProcess) -> list[Graded]:
         """Handle one message of a process. Return the cases that are now graded by all functions.
@@ -569,11 +570,17 @@ def main(pipe: Connection) -> None:
     pipe.send((None, "ready"))
     while True:
         try:
-            asked, transcripts = pipe.recv()
+            asked, transcripts, seed = pipe.recv()
         except EOFError:
             # The grader was closed
             return
-        grade(pipe, [functions[index] for index in asked], transcripts, timeout_s)
+        grade(
+            pipe,
+            [functions[index] for index in asked],
+            transcripts,
+            timeout_s,
+            seed=seed,
+        )
 
 
 def grade(
@@ -581,15 +588,20 @@ def grade(
     functions: Sequence[Callable[[Sequence[Transcript]], Sequence[Any]]],
     transcripts: Sequence[Transcript],
     timeout_s: float,
+    *,
+    seed: str = "",
 ) -> None:
     """Run each function on the transcripts, and send its results through `pipe`.
 
     A message is (None, values), or ((error text, own), None) if the function raised; `own`: as in RewardError. After an
     error, the later functions are not run. `timeout_s`: longest time for one transcript. If a function takes much
-    longer, a signal ends this process.
+    longer, a signal ends this process. `seed`: text from which the global random numbers in each function follow; "":
+    they are not seeded.
     """
     patience_s = _PATIENCE * timeout_s * len(transcripts)
-    for function in functions:
+    for number, function in enumerate(functions):
+        if seed:
+            _seed_numbers(f"{seed}/{number}")
         # Without a handler this signal ends the process, even in C code
         signal.setitimer(signal.ITIMER_REAL, patience_s)
         try:
@@ -610,6 +622,17 @@ def grade(
         finally:
             signal.setitimer(signal.ITIMER_REAL, 0)
         pipe.send((None, [_number(value) for value in values]))
+
+
+def _seed_numbers(text: str) -> None:
+    """Seed the global random numbers of Python, and of NumPy and torch if this process has imported them."""
+    random.seed(text)
+    number = random.getrandbits(32)
+    random.seed(text)
+    if "numpy" in sys.modules:
+        sys.modules["numpy"].random.seed(number)
+    if "torch" in sys.modules:
+        sys.modules["torch"].manual_seed(number)
 
 
 def _number(value: Any) -> float | str | None:

@@ -265,12 +265,13 @@ class Case:
     """A finished episode that is to be graded.
 
     `group`: number of the group, which holds the samples of one prompt. `sample`: number of the episode within the
-    group.
+    group. `seed`: text from which the random numbers of reward functions follow; "": they are not seeded.
     """
 
     group: int
     sample: int
     transcript: Transcript
+    seed: str = ""
 
 
 def number_of(

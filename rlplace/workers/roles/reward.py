@@ -91,6 +91,9 @@ class RewardFunctionWorker(Scorer):
 
     def infer(self, iteration: int, version: int) -> Metrics:
         self._failures.begin()
+        # Random numbers of the function follow from it
+        seed = self.config.config.runner.seed
+        self._seed = f"{seed}/{self.component}/{iteration}"
         return {
             **super().infer(iteration, version),
             **self._failures.metrics(self.component),
@@ -107,6 +110,7 @@ class RewardFunctionWorker(Scorer):
                     group=sample.group,
                     sample=sample.sample,
                     transcript=sample.transcript,
+                    seed=f"{self._seed}/{sample.group}/{sample.sample}",
                 )
                 self._grader.submit(case)
             # Groups arrive as a whole

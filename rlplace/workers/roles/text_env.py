@@ -771,10 +771,22 @@ class Pass:
             episode.submitted_s = time.perf_counter()
             self.watch.draw("turns", len(episode.answers))
             group, sample = place
-            self._grader.submit(Case(group=group, sample=sample, transcript=transcript))
+            case = Case(
+                group=group,
+                sample=sample,
+                transcript=transcript,
+                seed=self._seed_of(group, sample),
+            )
+            self._grader.submit(case)
             self._over(group)
             self.watch.lap("reward")
         self.watch.lap("sim")
+
+    def _seed_of(self, group: int, sample: int) -> str:
+        """Return the text from which random numbers of the sample's reward functions follow, in every placement."""
+        split = "held_out" if self._prompts.held_out else "train"
+        seed = self._worker.config.config.runner.seed
+        return f"{seed}/rewards/{split}/{self._numbers[group]}/{sample}"
 
     def _over(self, group: int) -> None:
         """Count an episode of `group` that is over or left out. After the last one, tell the grader about it."""

@@ -490,3 +490,18 @@ def test_more_failures_than_the_budget_stop_the_run() -> None:
     failures.begin()
     grader.submit(case(sample=3))
     assert [graded.sample for graded, _ in grader.done(wait=False)] == [1, 3]
+
+
+def test_random_numbers_of_rewards_follow_from_the_seed_of_the_case() -> None:
+    """Whichever process grades it, and whatever that process has graded before."""
+
+    def drawn(*seeds: str) -> list[float]:
+        with closing(in_process(reward("lucky"), processes=1)) as grader:
+            for sample, seed in enumerate(seeds):
+                grader.submit(dataclasses.replace(case(sample=sample), seed=seed))
+            values = all_of(grader, len(seeds))
+        return [values[sample]["lucky"] for sample in range(len(seeds))]
+
+    first, second, again = drawn("a", "b", "a")
+    assert first == again != second
+    assert drawn("b") == [second]

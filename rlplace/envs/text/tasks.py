@@ -33,6 +33,14 @@ _ENDLESS = 1 << 30
 # reasoning-gym makes entry i from (first seed + i): held-out seeds begin where training never arrives
 _HALF = 1 << 30
 _ROLES = ("system", "user", "assistant")
+# Keys of a message beside its content that chat templates of some models show
+_NOT_SHOWN = (
+    "reasoning_content",
+    "reasoning",
+    "thinking",
+    "tool_calls",
+    "function_call",
+)
 # Name of the error about a row without this column, and about a null in this column
 _LACKS = {"prompt": "lacks-prompt", "answer": "lacks-answer"}
 _HAS_NULL = {"prompt": "null-prompt", "answer": "null-answer"}
@@ -665,6 +673,9 @@ def _as_prompt(value: Any, images: Sequence[Image], place: Source) -> Any:
     for message in value:
         if not isinstance(message, Mapping) or message.get("role") not in _ROLES:
             return None
+        for key in _NOT_SHOWN:
+            if message.get(key):
+                raise bad_row("message-key", repr(message[key]), place, name=key)
         content = message.get("content")
         if isinstance(content, list):
             content = tuple(_as_part(part, left, place) for part in content)

@@ -313,7 +313,7 @@ def test_each_limit_of_a_template_is_named(
     monkeypatch.setattr(template_limits, "RENDER_S", 0.1)
     tokenizer = with_template(tmp_path, template)
     with pytest.raises(ConfigError) as caught:
-        tokenizer.chat([Message("user", "Hi")])
+        tokenizer.render([Message("user", "Hi")])
     assert limit in str(caught.value)
 
 

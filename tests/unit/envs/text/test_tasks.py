@@ -240,6 +240,8 @@ def test_whatever_a_policy_says_a_game_goes_on_or_ends(answers: list[str]) -> No
 # ── data sets ────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 ROWS = [{"prompt": f"{n} + 1?", "answer": str(n + 1), "level": n % 2} for n in range(5)]
+_SAID = {"role": "assistant", "content": "1"}
+_ASKED = {"role": "user", "content": "2 + 1?"}
 
 
 def lines(folder: Path, text: str = "\n".join(json.dumps(row) for row in ROWS)) -> str:
@@ -345,6 +347,16 @@ def test_columns_within_columns_have_names_with_dots(tmp_path: Path) -> None:
             '{"prompt": [{"role": "user", "content": null}], "answer": "3"}',
             "'prompt' is no prompt",
         ),
+        *(
+            (
+                json.dumps({"prompt": [{**_SAID, key: value}, _ASKED], "answer": "3"}),
+                f"a message has {key}, which would not be in the prompt",
+            )
+            for key, value in (
+                ("reasoning_content", "two and one"),
+                ("tool_calls", [{"type": "function", "function": {"name": "add"}}]),
+            )
+        ),
     ],
 )
 def test_a_bad_line_is_named_with_its_file_and_number(
@@ -358,6 +370,17 @@ def test_a_bad_line_is_named_with_its_file_and_number(
         says,
     )
     assert str(problem.source) == f"{path}:3"
+
+
+def test_keys_of_messages_without_a_value_are_no_part_of_a_prompt(
+    tmp_path: Path,
+) -> None:
+    """Files of Parquet have all keys in all messages."""
+    told = {**_SAID, "reasoning_content": None, "tool_calls": [], "id": 7}
+    row = {"prompt": [told, _ASKED], "answer": "3"}
+    task = prompt_set(lines(tmp_path, json.dumps(row)))
+    prompt = task.episode(0).prompt
+    assert prompt == [Message("assistant", "1"), Message("user", "2 + 1?")]
 
 
 def test_all_bad_rows_are_counted_and_placed_at_once(tmp_path: Path) -> None:

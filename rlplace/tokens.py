@@ -136,6 +136,15 @@ class Sample:
     def poisoned(self) -> bool:
         return math.isnan(self.reward)
 
+    def signal(self, name: str | None) -> float:
+        """Return the number by which dynamic sampling compares this sample with the others of its group.
+
+        `name`: a reward function or component, whose reward counts, 0 if it does not apply; None: the sum of all.
+        """
+        if name is None:
+            return self.reward
+        return self.rewards.get(name, 0.0)
+
     def without_text(self) -> Sample:
         return dataclasses.replace(self, transcript=None)
 

@@ -469,6 +469,25 @@ def _verl_reward_function(draft: Draft) -> dict[str, object] | None:
     return None
 
 
+def _set_verl_filter(draft: Draft, rewards: Sequence[Mapping[str, object]]) -> None:
+    """Write the reward by which groups are compared into the draft: `filter_groups.metric`.
+
+    `score` is that of the first of `rewards`, without the penalty for long answers; so is `acc` of functions that come
+    with verl. `seq_reward` is the sum. An `acc` of a function of the user is not known here.
+    """
+    key = "algorithm.filter_groups.metric"
+    metric = draft.value(key)
+    if not metric or not draft.value("algorithm.filter_groups.enable"):
+        return
+    first = str(rewards[0]["name"])
+    of_first = metric == "score" or (metric == "acc" and ":" not in first)
+    if of_first and len(rewards) > 1:
+        draft.set("algorithm.dynamic_sampling_by", first.rpartition(":")[2])
+        draft.becomes(key, "algorithm.dynamic_sampling_by")
+    elif of_first or metric == "seq_reward":
+        draft.implied("groups are compared by the sum of the rewards", key)
+
+
 def _set_verl_prompts(draft: Draft) -> None:
     """Write the data files into the draft as a text task with one turn, placed on CPUs, and its rewards.
 
@@ -534,6 +553,7 @@ def _set_verl_prompts(draft: Draft) -> None:
         for key in ("enable", "len", "penalty_factor"):
             draft.becomes(buffer + key, "env.rewards")
     draft.set("env.rewards", rewards)
+    _set_verl_filter(draft, rewards)
     switch = f"{_VERL}actor.use_dynamic_bsz"
     tokens = f"{_VERL}actor.ppo_max_token_len_per_gpu"
     if draft.has(switch):

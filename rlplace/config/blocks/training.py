@@ -288,6 +288,9 @@ class AlgorithmConfig:
     dynamic_sampling: bool | None = lm_knob(
         "no group of equal rewards is learned from; null: with dapo", None
     )
+    dynamic_sampling_by: str | None = lm_knob(
+        "the reward whose equal values count there; null: the weighted sum of all", None
+    )
     refills: int = lm_knob(
         "prompts asked in place of one with such a group, by env's rewards",
         3,

@@ -508,6 +508,8 @@ class Pass:
         self._context = worker.context
         self._grader = worker.grader
         self._refills = refills
+        # Name of the reward that groups are compared by; None: the sum of all
+        self._compared = worker.config.config.algorithm.dynamic_sampling_by
         # Samples of replaced groups
         self.refilled = list[list[Sample]]()
         self._more = more
@@ -601,7 +603,8 @@ class Pass:
                 if len(sampled) < samples:
                     continue
                 # Rewards of the samples that can be learned
-                rewards = [each.reward for each in sampled if not each.poisoned]
+                by = self._compared
+                rewards = [each.signal(by) for each in sampled if not each.poisoned]
                 if tried[group] < self._refills and not rewards_differ(rewards):
                     self.refilled.append(sampled)
                     whole[group] = []

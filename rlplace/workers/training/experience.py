@@ -73,7 +73,8 @@ class Experience:
     def learned(self, algorithm: AlgorithmConfig) -> Experience:
         """Return a copy of this experience without the samples that the algorithm does not learn from.
 
-        With `only_with_signal`, these are the groups whose rewards are all equal. With `truncated: mask`, these are the
+        With `only_with_signal`, these are the groups whose rewards are all equal, or those of the reward that
+        `dynamic_sampling_by` names. With `truncated: mask`, these are the
         answers that were cut at a length limit. If the config has neither, return this experience itself.
         """
         mask_truncated = algorithm.truncated == "mask"
@@ -84,7 +85,8 @@ class Experience:
         kept: list[bool] = []
         groups: list[Sequence[Sample]] = []
         for group in self.groups:
-            rewards = [sample.reward for sample in group]
+            by = algorithm.dynamic_sampling_by
+            rewards = [sample.signal(by) for sample in group]
             has_signal = not only_with_signal or carries_signal(rewards)
             remaining = []
             for sample in group:

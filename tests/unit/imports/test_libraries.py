@@ -1234,6 +1234,31 @@ def test_the_files_of_verl_become_a_task_and_its_overlong_buffer_a_reward() -> N
     assert at(model, "env.rewards") == [{"name": "unscored"}]
 
 
+@pytest.mark.parametrize(
+    ("metric", "more", "by"),
+    [
+        ("acc", "", "math_answer"),
+        ("score", "", "math_answer"),
+        ("score", "custom_reward_function.path=my/judge.py", "compute_score"),
+        # Which part of a function's own is meant is not known
+        ("acc", "custom_reward_function.path=my/judge.py", None),
+        ("seq_reward", "", None),
+    ],
+)
+def test_groups_of_verl_are_compared_by_their_metric(
+    metric: str, more: str, by: str | None
+) -> None:
+    imported = bring(
+        "verl",
+        VERL + "data.train_files=a.parquet data.max_response_length=100 "
+        "algorithm.filter_groups.enable=true "
+        f"algorithm.filter_groups.metric={metric} {more} "
+        "reward_model.overlong_buffer.enable=true reward_model.overlong_buffer.len=20",
+    )
+    assert at(imported, "algorithm.dynamic_sampling") is True
+    assert at(imported, "algorithm.dynamic_sampling_by") == (by or {})
+
+
 def test_corrections_of_the_engines_probabilities_are_those_there() -> None:
     verl = "algorithm.rollout_correction.rollout_is=sequence algorithm.rollout_correction.rollout_is_threshold=3.0"
     imported = import_words("verl", [f"algorithm.adv_estimator=grpo {verl}"], 8)

@@ -136,6 +136,21 @@ def test_answers_that_are_not_drawn_are_refused() -> None:
     assert "equal-groups" in LanguageModelJob().measures(config_of()).signs
 
 
+def test_groups_are_compared_by_a_reward_that_exists() -> None:
+    def compared(by: str | None, name: str = "dapo") -> list[str]:
+        rewards = [{"name": "math_answer"}, {"name": "tests.odd_rewards:length"}]
+        algorithm = {"name": name, "dynamic_sampling_by": by}
+        return keys(config_of(algorithm, env={"rewards": rewards}))
+
+    assert compared("math_answer") == compared("length") == compared(None) == []
+    key = "algorithm.dynamic_sampling_by"
+    assert compared("acc") == compared("tests.odd_rewards:length") == [key]
+    assert compared("math_answer", "grpo") == [key]
+    config = config_of({"name": "dapo", "dynamic_sampling_by": "score"})
+    (problem,) = broken(signal.RULES, config)
+    assert (problem.code, problem.key) == ("bad-comparison", key)
+
+
 def test_rewards_without_weight_are_refused() -> None:
     def rewarded(*weights: float) -> list[str]:
         rewards = [{"name": "math_answer", "weight": weight} for weight in weights]

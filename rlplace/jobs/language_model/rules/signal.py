@@ -57,8 +57,28 @@ def _no_weight(config: LanguageModelJobConfig) -> Iterator[Found]:
         yield Found(key="env.rewards", got="weight: 0", error="no-weight")
 
 
+def _compared_by(config: LanguageModelJobConfig) -> Iterator[Found]:
+    """Yield a finding if dynamic sampling compares by a reward that does not exist, or is not in use."""
+    algorithm = config.algorithm
+    name = algorithm.dynamic_sampling_by
+    if name is None:
+        return
+    key = "algorithm.dynamic_sampling_by"
+    if not algorithm.only_with_signal:
+        off = {"name": name}
+        yield Found(key=key, got=name, error="no-dynamic-sampling", facts=off)
+        return
+    names = [reward.name.rpartition(":")[2] for reward in config.env.rewards]
+    names += [c for c in config.placed if c.partition(".")[0] == "reward"]
+    if name not in names:
+        known = ", ".join(names) or "none"
+        facts = {"name": name, "known": known}
+        yield Found(key=key, got=name, error="no-such-reward", facts=facts)
+
+
 RULES: tuple[Rule[LanguageModelJobConfig], ...] = (
     Rule(code="learns-nothing", applies=compares_groups, facts=_one_answer),
     Rule(code="learns-nothing", applies=compares_groups, facts=_equal_answers),
     Rule(code="learns-nothing", facts=_no_weight),
+    Rule(code="bad-comparison", facts=_compared_by),
 )

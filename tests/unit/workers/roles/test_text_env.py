@@ -15,7 +15,7 @@ from typing import Any, ClassVar
 import numpy as np
 import pytest
 
-from rlplace.envs.text import Image, Message, Split, TextEpisode
+from rlplace.envs.text import Image, Message, Split, TextEpisode, Transcript
 from rlplace.errors import (
     ChannelBroken,
     ChannelMisuse,
@@ -898,6 +898,31 @@ def test_a_group_of_equal_rewards_gives_way_to_another_prompt(
     ]
     assert sum(value(m, "env/groups_refilled") for m in metrics) == 4
     assert sum(value(m, "env/episodes") for m in metrics) == 14
+
+
+@pytest.mark.parametrize(("by", "refilled"), [(None, 0), ("short", 3)])
+def test_groups_may_be_compared_by_one_of_their_rewards(
+    folder: Path, by: str | None, refilled: int
+) -> None:
+    """Answers are equally short, and of different values."""
+    rewards = [{"name": f"{__name__}:short"}, {"name": f"{__name__}:last_digit"}]
+    stage = TextStage(
+        folder,
+        lambda request, sample: f"{sample}<eos>",
+        env=COUNTING | {"max_turns": 1, "rewards": rewards},
+        algorithm=LONG | {"name": "dapo", "refills": 1, "dynamic_sampling_by": by},
+    )
+    with stage:
+        metrics = stage.run()[0]
+    assert value(metrics, "env/groups_refilled") == refilled
+
+
+def short(transcript: Transcript) -> float:
+    return float(len(transcript.answer) < 5)
+
+
+def last_digit(transcript: Transcript) -> float:
+    return float(transcript.answer[-1])
 
 
 def test_a_group_whose_rewards_are_equal_but_for_one_left_out_gives_way(

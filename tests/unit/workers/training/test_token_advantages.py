@@ -128,6 +128,21 @@ def test_without_scorers_each_token_has_the_advantage_of_its_sample() -> None:
     assert (len(kept.groups), len(kept.targets["advantages"])) == (1, 2)
 
 
+def test_groups_may_be_compared_by_one_reward() -> None:
+    """The answers of the first group are both right; their rewards differ by a penalty. The others differ in both."""
+    given = iter([{"right": 1.0}, {"right": 1.0}, {"right": 1.0}, {}])
+    groups = [
+        [dataclasses.replace(sample, rewards=next(given)) for sample in group]
+        for group in with_rewards(1, 0.5, 1, 0)
+    ]
+    found = estimator("dr_grpo")(groups, {}, {})
+    by_sum = AlgorithmConfig(dynamic_sampling=True)
+    by_one = dataclasses.replace(by_sum, dynamic_sampling_by="right")
+    assert len(found.learned(by_sum).groups) == 2
+    (kept,) = found.learned(by_one).groups
+    assert [sample.reward for sample in kept] == [1, 0]
+
+
 def test_answers_that_were_cut_are_compared_and_not_learned() -> None:
     groups = with_rewards(1, 0, 4, 5)
     groups[0][1] = dataclasses.replace(groups[0][1], truncated=True)

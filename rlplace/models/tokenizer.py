@@ -103,6 +103,7 @@ class Tokenizer:
             library = Library.from_file(str(file))
         except Exception as error:  # the library raises plain Exception
             raise _damaged(file, error) from error
+        _add_tokens(library, _json(folder / "tokenizer_config.json"))
         # Prompts have their own lengths
         library.no_padding()
         library.no_truncation()
@@ -487,6 +488,24 @@ def _json(file: Path) -> dict[str, Any]:
             TypeError(f"it is a {type(content).__name__}, not an object"),
         )
     return content
+
+
+def _add_tokens(library: _Library, config: Mapping[str, Any]) -> None:
+    """Add the tokens that tokenizer_config.json has beyond tokenizer.json, in their order, as transformers does.
+
+    `config`: the content of tokenizer_config.json.
+    """
+    from tokenizers import AddedToken
+
+    listed = config.get("added_tokens_decoder")
+    if not isinstance(listed, dict):
+        return
+    flags = ("single_word", "lstrip", "rstrip", "normalized", "special")
+    for _, told in sorted(listed.items(), key=lambda item: item[0].zfill(20)):
+        content = told.get("content") if isinstance(told, dict) else None
+        if isinstance(content, str) and library.token_to_id(content) is None:
+            given = {name: bool(told[name]) for name in flags if name in told}
+            library.add_tokens([AddedToken(content, **given)])
 
 
 def _damaged(file: Path, error: Exception) -> ConfigError:

@@ -102,6 +102,38 @@ def test_chats_become_the_tokens_that_transformers_gives(
         assert ours.chat(messages, answered=answered).tolist() == expected
 
 
+@pytest.mark.slow  # to import transformers
+def test_tokens_of_the_config_are_tokens_as_in_transformers(tmp_path: Path) -> None:
+    """They are not in tokenizer.json: <extra> is special, <call> is not."""
+    from transformers import AutoTokenizer
+
+    ours = with_config_tokens(tmp_path, "<extra>", "<call>")
+    published = AutoTokenizer.from_pretrained(tmp_path)
+    for text in ("say <extra> now", "<call>1 + 1</call>", "<extra><call>"):
+        expected = published.encode(text, add_special_tokens=False)
+        assert ours.encode(text).tolist() == expected
+
+
+def with_config_tokens(folder: Path, special: str, plain: str) -> Tokenizer:
+    """A tokenizer whose tokenizer_config.json has two tokens more than its tokenizer.json."""
+    first = Tokenizer.load(tiny_tokenizer(folder)).size
+    file = folder / "tokenizer_config.json"
+    config = json.loads(file.read_text(encoding="utf-8"))
+    config["added_tokens_decoder"] = {
+        str(first + 1): {"content": plain, "special": False},
+        str(first): {"content": special, "special": True},
+    }
+    file.write_text(json.dumps(config), encoding="utf-8")
+    return Tokenizer.load(folder)
+
+
+def test_tokens_of_the_config_are_tokens(tmp_path: Path) -> None:
+    ours = with_config_tokens(tmp_path, "<extra>", "<call>")
+    first = ours.size - 2
+    assert ours.encode("<call><extra>").tolist() == [first + 1, first]
+    assert ours.decode_answer(ours.encode("<call>")) == "<call>"
+
+
 def test_what_is_encoded_is_decoded(tokenizer: Tokenizer) -> None:
     tokens = tokenizer.encode("What is 1 + 2?<eos>")
     assert tokens.dtype == np.int32

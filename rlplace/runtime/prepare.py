@@ -42,7 +42,7 @@ from rlplace.errors import (
     Source,
     source_of,
 )
-from rlplace.models import template_dates
+from rlplace.models import template_dates, unused_layers
 from rlplace.placement.machines.topology import Topology
 from rlplace.placement.memory.ledger import Measurements, MemoryCase
 from rlplace.placement.plan import Plan
@@ -167,7 +167,13 @@ def prepare(
     if topology is None:
         topology = declared_topology(config.cluster, places)
     found = check_env(config, places)
-    can_run = (*WARNINGS, *OF_REWARDS, unplaced.WARNING, template_dates.WARNING)
+    can_run = (
+        *WARNINGS,
+        *OF_REWARDS,
+        unplaced.WARNING,
+        template_dates.WARNING,
+        unused_layers.WARNING,
+    )
     problems = [each for each in found if each.code not in can_run]
     warnings = [each for each in found if each.code in can_run]
     try:

@@ -29,6 +29,7 @@ from rlplace.jobs.variants import check_variant
 from rlplace.metrics import DROPPED_PROMPTS, MISMATCH, UNCONFINED, UNREWARDED
 from rlplace.models.folders import existing_folder
 from rlplace.models.template_dates import date_problems
+from rlplace.models.unused_layers import layer_problems
 from rlplace.placement.counts import Count
 from rlplace.placement.language.spec import role_of
 from rlplace.placement.machines.topology import Topology
@@ -115,6 +116,8 @@ class LanguageModelJob(TrainedJob):
                 eval_prompts=runner.eval_prompts,
                 rendered=rendered,
             )
+            if folder is not None:
+                yield from layer_problems(folder)
             if folder is not None and config.env.chat:
                 yield from date_problems(folder, config.env.template)
         yield from check_variant(config)

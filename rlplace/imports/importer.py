@@ -37,6 +37,8 @@ from rlplace.placement.schedule import OPTIONAL, REQUIRED
 ROLES = (*REQUIRED, *OPTIONAL)
 # Top blocks that are written before all others
 _PLACED = ("cluster", *ROLES)
+# A number below 1 where whole numbers are due, such as warmup_steps=0.1 of transformers
+_A_SHARE = "a share of all steps there: here it is a number, which depends on runner.total_iterations"
 Outcome = Literal["equal", "differs", "implied", "unmapped", "unknown"]
 # Keys that are written before the components placed on them
 _MACHINES = (
@@ -421,7 +423,9 @@ class Draft:
                 rule.least is not None and number is not None and number < rule.least
             )
             above = rule.most is not None and number is not None and number > rule.most
-            if below or above:
+            if rule.least == 1 and number is not None and 0 < number < 1:
+                self.unmapped(_A_SHARE, key)
+            elif below or above:
                 self.implied("off, as it is here unless it is asked for", key)
             elif targets := [target for target in rule.keys if self._used(target)]:
                 self._apply(key, rule, targets, value)

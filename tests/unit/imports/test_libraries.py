@@ -1234,6 +1234,15 @@ def test_the_files_of_verl_become_a_task_and_its_overlong_buffer_a_reward() -> N
     assert at(model, "env.rewards") == [{"name": "unscored"}]
 
 
+@pytest.mark.parametrize("setting", ["warmup_steps", "save_steps", "eval_steps"])
+def test_a_share_of_all_steps_is_not_off(setting: str) -> None:
+    """In transformers, warmup_steps=0.1 is a tenth of the run; 0 is off."""
+    words = "trl grpo --num_processes 4 --num_generations 8"
+    (share,) = import_words("trl", [f"{words} --{setting} 0.1"], 8).results[-1:]
+    (off,) = import_words("trl", [f"{words} --{setting} 0"], 8).results[-1:]
+    assert (share.outcome, off.outcome) == ("unmapped", "implied")
+
+
 @pytest.mark.parametrize(
     ("metric", "more", "by"),
     [

@@ -84,6 +84,13 @@ def import_openrlhf(draft: Draft, per_node: int) -> Imported:
             draft.derive(
                 f"{model}.optimizer.min_lr_ratio", least, f"{model}.min_lr_ratio"
             )
+        # Warms up by default; how many steps that is depends on the length of the run
+        ratio = f"{model}.lr_warmup_ratio"
+        if ratio not in draft.given and "actor.lr_warmup_ratio" not in draft.given:
+            draft.assume(
+                f"no {model}.optimizer.warmup_steps",
+                f"there 3 % of the steps, the default of {ratio}: write their number",
+            )
     for ours, usual, theirs in _EVALUATED:
         if draft.at("runner.eval_every") and draft.at(f"runner.{ours}") is None:
             draft.set(f"runner.{ours}", usual)

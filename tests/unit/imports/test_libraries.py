@@ -1234,6 +1234,18 @@ def test_the_files_of_verl_become_a_task_and_its_overlong_buffer_a_reward() -> N
     assert at(model, "env.rewards") == [{"name": "unscored"}]
 
 
+def test_the_warm_up_that_openrlhf_has_by_default_is_told() -> None:
+    def told(words: str) -> bool:
+        imported = import_words("openrlhf", [f"{_OPENRLHF_SMALL} {words}"], 8)
+        return "no actor.optimizer.warmup_steps" in dict(imported.assumed)
+
+    assert told("")
+    assert not told("--lr_warmup_ratio 0.0")
+
+
+_OPENRLHF_SMALL = "--actor_num_nodes 1 --actor_num_gpus_per_node 4 --vllm_num_engines 4"
+
+
 @pytest.mark.parametrize("setting", ["warmup_steps", "save_steps", "eval_steps"])
 def test_a_share_of_all_steps_is_not_off(setting: str) -> None:
     """In transformers, warmup_steps=0.1 is a tenth of the run; 0 is off."""

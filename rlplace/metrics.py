@@ -13,6 +13,9 @@ NOT_METRICS = "not_metrics"
 DROPPED_PROMPTS = "prompts_dropped"
 # Metric of learned samples and of evaluations: the number of answers to which no reward applies. Its note says so.
 UNREWARDED = "unrewarded"
+# Metric of env and of evaluations: the number of answers that are in no mean, since their rewards failed or are not
+# finite. Its note says so.
+LEFT_OUT = "left_out"
 # Metric of a machine that cannot fully confine code of answers, without its component
 UNCONFINED = "unconfined"
 # Metric of evaluations on simulators: 1 if episodes did not end. Its note says so.

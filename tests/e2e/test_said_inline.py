@@ -261,3 +261,24 @@ def test_answers_to_which_no_reward_applies_are_said(
         assert line["actor/unrewarded"] == round((1 - share) * line["actor/samples"])
     assert lines[-1]["eval/reward/trl_even"] == 1.0
     assert run.out.count("actor/unrewarded: no reward function applies") == 1
+
+
+def test_answers_that_are_in_no_mean_are_said(model: Path, tmp_path: Path) -> None:
+    """The mean of an evaluation is of the answers that were graded."""
+    run = train(
+        "hybrid_grpo_llm",
+        tmp_path,
+        *INLINE_TEXT,
+        *tiny(model),
+        "env.rewards=[{name: tests.odd_rewards:not_a_number_for_a_third}]",
+        "faults.on_poison=skip",
+        "runner.total_iterations=1",
+        "runner.eval_every=1",
+        "runner.eval_prompts=16",
+        "runner.eval_samples=4",
+    )
+    assert run.code == 0, run.err
+    for line in run.metrics():
+        assert line["eval/left_out"] > 0
+        assert line["eval/left_out"] + line["eval/episodes"] == 64
+    assert run.out.count("answers are in no mean") == 2, "of env and of the evaluation"

@@ -26,7 +26,13 @@ from rlplace.jobs.language_model.rules.planned import plan_problems
 from rlplace.jobs.language_model.rules.signal import compares_groups
 from rlplace.jobs.trained import TrainedJob
 from rlplace.jobs.variants import check_variant
-from rlplace.metrics import DROPPED_PROMPTS, MISMATCH, UNCONFINED, UNREWARDED
+from rlplace.metrics import (
+    DROPPED_PROMPTS,
+    LEFT_OUT,
+    MISMATCH,
+    UNCONFINED,
+    UNREWARDED,
+)
 from rlplace.models.folders import existing_folder
 from rlplace.models.template_dates import date_problems
 from rlplace.models.unused_layers import layer_problems
@@ -49,6 +55,8 @@ if TYPE_CHECKING:
 
 # Roles without state in checkpoints, so lost ranks can be replaced
 _REPLACED = ("env", "rollout", "reference", "reward")
+# Last parts of metrics whose notes are shown on the screen
+_SAID = (DROPPED_PROMPTS, LEFT_OUT, UNCONFINED, UNREWARDED)
 # Name of the number of asked prompts among the values of a checkpoint
 _ASKED = "prompts_asked"
 
@@ -204,7 +212,7 @@ class LanguageModelJob(TrainedJob):
         found = super().remarks(numbers, notes)
         for name, lines in notes.items():
             leaf = name.rpartition("/")[2]
-            if leaf in (DROPPED_PROMPTS, UNCONFINED, UNREWARDED) or name == MISMATCH:
+            if leaf in _SAID or name == MISMATCH:
                 found += lines
         return found
 

@@ -35,7 +35,7 @@ from rlplace.errors import (
     ConfigError,
     RewardError,
 )
-from rlplace.metrics import DROPPED_PROMPTS, Metric, Metrics
+from rlplace.metrics import DROPPED_PROMPTS, LEFT_OUT, Metric, Metrics
 from rlplace.placement.schedule import Residency
 from rlplace.stopwatch import Stopwatch
 from rlplace.tokens import (
@@ -405,6 +405,7 @@ def _metrics(
     `component`: first part of the metrics' names. `rewards`: the task's reward functions, whose names become metrics.
     `watch`: seconds of each part of the work.
     """
+    answers = len(samples)
     samples = [sample for sample in samples if not sample.poisoned]
     episodes = len(samples)
 
@@ -432,6 +433,13 @@ def _metrics(
             watch.seconds["sim"] + watch.seconds["reward"], "max"
         ),  # all of this rank's work; the loop reads it
     }
+    if episodes < answers:
+        left_out = answers - episodes
+        note = (
+            f"{component}/{LEFT_OUT}: {left_out} of {answers} answers are in no mean, since their reward or "
+            "environment failed, or gave no finite number"
+        )
+        numbers[LEFT_OUT] = Metric(left_out, "sum", notes=(note,))
     return {
         **watch.metrics(component),
         **{f"{component}/{name}": metric for name, metric in numbers.items()},

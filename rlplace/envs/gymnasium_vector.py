@@ -37,7 +37,7 @@ from rlplace.envs.layers import (
     own_rewards,
     rewards_below,
 )
-from rlplace.envs.observations import encoding_of
+from rlplace.envs.observations import dark_image, encoding_of
 from rlplace.envs.precision import Precision
 
 if TYPE_CHECKING:
@@ -86,6 +86,12 @@ class GymnasiumVector:
         self._below: list[RewardsBelow] | None = below or None
         encoding = encoding_of(envs[0].observation_space)
         assert encoding is not None, "describe has refused it"
+        brightest = dark_image(envs[0].observation_space)
+        if brightest is not None:
+            scaled = f"{brightest / 255:.2g}"
+            self._results.remark(
+                "dark-image", f"bytes up to {brightest}", scaled=scaled
+            )
         # Observations of a step: [B, *O]
         self._shape = (len(envs), *encoding.whole.shape)
         self._dtype = np.dtype(encoding.whole.dtype)

@@ -19,6 +19,8 @@ from rlplace.envs.entries import Reader, Unfit, in_words, is_image, reader_of
 
 _Vector = spaces.Discrete | spaces.MultiDiscrete | spaces.MultiBinary
 _NOTHING = np.empty(0, np.float32)
+# Bytes up to this one are at most 0.1 after the division by 255
+_DARK = 25
 # Keys that lead to an entry, and the entry's space
 _Place = tuple[tuple[Any, ...], gymnasium.Space[Any]]
 
@@ -104,6 +106,19 @@ def encoding_of(space: gymnasium.Space[Any]) -> Encoding | None:
         low=low,
         high=high,
     )
+
+
+def dark_image(space: gymnasium.Space[Any]) -> int | None:
+    """Return the largest number of an image that stays dark when its bytes are divided by 255; None without one.
+
+    The bounds of the space say so: bytes of 0 and 1, or the numbers of a few kinds of fields on a board.
+    """
+    for _, entry in _places(space):
+        if isinstance(entry, spaces.Box) and is_image(entry):
+            brightest = int(entry.high.max())
+            if brightest <= _DARK:
+                return brightest
+    return None
 
 
 def _places(

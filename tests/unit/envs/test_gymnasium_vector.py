@@ -7,7 +7,7 @@ from typing import Any
 import gymnasium
 import numpy as np
 import pytest
-from gymnasium.spaces import MultiBinary
+from gymnasium.spaces import Box, Dict, MultiBinary
 
 from rlplace.config.blocks.simulator import SimulatorEnvConfig
 from rlplace.envs.gymnasium_vector import GymnasiumVector
@@ -270,3 +270,37 @@ def test_it_is_gymnasium_step_for_step() -> None:
         assert finals == []
     assert ends > rows
     envs.close()
+
+
+class Pictures(Script):
+    """Shows images of bytes up to `brightest`, in a Dict or alone."""
+
+    def __init__(self, brightest: int, *, beside: bool = False) -> None:
+        super().__init__(truncate_at=3)
+        image = Box(0, brightest, (8, 8, 1), np.uint8)
+        self._beside = beside
+        self.observation_space = (  # type: ignore[assignment]
+            Dict({"image": image, "speed": Box(0, 1, (1,))}) if beside else image
+        )
+
+    def _show(self, action: float) -> Any:
+        image = np.ones((8, 8, 1), np.uint8)
+        if self._beside:
+            return {"image": image, "speed": np.zeros(1, np.float32)}
+        return image
+
+
+@pytest.mark.parametrize(
+    ("brightest", "beside", "said"),
+    [(1, False, "0.0039"), (10, True, "0.039"), (255, False, None), (255, True, None)],
+)
+def test_images_that_stay_dark_for_the_network_are_said(
+    brightest: int, beside: bool, said: str | None
+) -> None:
+    envs = [Pictures(brightest, beside=beside) for _ in range(2)]
+    simulator = GymnasiumVector(envs, max_episode_steps=None)
+    if said is None:
+        assert simulator.remarks == []
+        return
+    (remark,) = simulator.remarks
+    assert f"they see {said} at most" in remark

@@ -90,6 +90,7 @@ def read_line(argv: Sequence[str]) -> Line:
             if (near := did_you_mean(name, _DEFAULTS))
             else None
         ),
+        check=lambda run: find_trained(run, _KEY, verified=False),
         usage="%(prog)s RUN [episodes=20] [seed=0] [deterministic=true] [longest=100000] [video=FILE.mp4|.gif]"
         " [transcripts=FILE] [--format text|json]",
         description="Plays a trained policy in one process, without Ray: returns and lengths of whole episodes; of a"
@@ -124,7 +125,7 @@ def read_line(argv: Sequence[str]) -> Line:
                 value=given[key],
             )
     if len(named) != 1:
-        raise _unclear(options.words, named)
+        raise parser.with_missing(_unclear(options.words, named))
     values = _DEFAULTS | given
     video = Path(values["video"]).expanduser() if values["video"] else None
     if video is not None and video.suffix not in SUFFIXES:

@@ -46,7 +46,11 @@ def _options(argv: Sequence[str]) -> argparse.Namespace:
         "transformers; a policy of simulators as a"
     )
     about += " folder for rlplace.load_policy, or by the end of the name as .safetensors, .pt (TorchScript) or .onnx."
-    parser = OptionParser(typed("export"), description=about)
+    parser = OptionParser(
+        typed("export"),
+        description=about,
+        check=lambda run: find_trained(run, _KEY, verified=False),
+    )
     parser.add_argument(
         "checkpoint",
         metavar=_KEY,

@@ -25,7 +25,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     `argv`: words of the command line, without the program; None: the command line of this process.
     """
     about = "Writes a run, or two of them side by side, as one HTML page."
-    parser = OptionParser(typed("report"), description=about)
+    parser = OptionParser(
+        typed("report"), description=about, check=lambda run: read_run(Path(run))
+    )
     parser.add_argument("run", metavar="RUN", type=Path, help="the folder of a run")
     parser.add_argument(
         "--diff", metavar="OTHER", type=Path, help="the folder of a run to compare with"

@@ -59,7 +59,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     `argv`: words of the command line, without the program; None: the command line of this process.
     """
-    parser = OptionParser(typed("runs"), description="Lists runs, the oldest first.")
+    parser = OptionParser(
+        typed("runs"), description="Lists runs, the oldest first.", check=_found
+    )
     parser.add_argument(
         "folder", metavar="FOLDER", nargs="?", default="runs", help="of runs (runs)"
     )
@@ -72,29 +74,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     def command() -> int:
         options = parser.parse_args(argv)
-        error = "none"
-        cause = None
-        try:
-            found = [
-                read(folder)
-                for folder in sorted(
-                    folders(Path(options.folder)), key=lambda f: (f.name, f)
-                )
-            ]
-        except OSError as refused:
-            found = []
-            error = "none-read"
-            cause = refused.strerror
-        if not found:
-            raise config_error(
-                "not-a-run",
-                "FOLDER",
-                options.folder,
-                error=error,
-                config=CONFIG,
-                lock=LOCK,
-                cause=cause,
-            )
+        found = _found(options.folder)
         shown = [dataclasses.asdict(run) for run in found]
         print(
             json.dumps(shown, indent=1) if options.format == "json" else render(found)
@@ -102,6 +82,30 @@ def main(argv: Sequence[str] | None = None) -> int:
         return DONE
 
     return answered(command)
+
+
+def _found(folder: str) -> list[Run]:
+    """Return the runs in a folder, the oldest first. Raises ConfigError if there are none."""
+    error = "none"
+    cause = None
+    found: list[Run] = []
+    try:
+        places = sorted(folders(Path(folder)), key=lambda f: (f.name, f))
+        found = [read(place) for place in places]
+    except OSError as refused:
+        error = "none-read"
+        cause = refused.strerror
+    if not found:
+        raise config_error(
+            "not-a-run",
+            "FOLDER",
+            folder,
+            error=error,
+            config=CONFIG,
+            lock=LOCK,
+            cause=cause,
+        )
+    return found
 
 
 def folders(place: Path, depth: int = _DEEPEST) -> Iterator[Path]:

@@ -31,22 +31,26 @@ class OptionParser(argparse.ArgumentParser):
     """
 
     words: Sequence[str] = ()
+    _check: Callable[[str], object] | None = None
 
     def __init__(
         self,
         command: str,
         *,
         word_of: Callable[[str, str], str | None] = lambda name, value: None,
+        check: Callable[[str], object] | None = None,
         **options: Any,
     ) -> None:
         """Create a parser without options.
 
         `command`: the command as the user has typed it. `word_of`: a function that takes name and value of an unknown
-        option, and returns the override `key=value` that the user probably means, or None. `options`: further arguments
-        for `argparse.ArgumentParser`.
+        option, and returns the override `key=value` that the user probably means, or None. `check`: a function that
+        takes the first argument, and raises ConfigError if nothing of this name exists; its problems are told together
+        with those of the options. `options`: further arguments for `argparse.ArgumentParser`.
         """
         super().__init__(prog=command, allow_abbrev=False, **options)
         self._word_of = word_of
+        self._check = check
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
         self.words = self.words or (sys.argv[1:] if args is None else [*args])
@@ -71,11 +75,49 @@ class OptionParser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         """Raise the ConfigError for an error of argparse. `message`: the error text of argparse."""
+        raise self.with_missing(self._error_of(message))
+
+    def with_missing(self, error: ConfigError) -> ConfigError:
+        """Return an error about options, with the problem of a first argument that does not exist behind it."""
+        first = self._first_argument()
+        if self._check is None or first is None:
+            return error
+        try:
+            self._check(first)
+        except ConfigError as missing:
+            return ConfigError([*error.problems, *missing.problems])
+        return error
+
+    def _first_argument(self) -> str | None:
+        """Return the first word that is no option and no value of one; None without such a word.
+
+        A word behind an unknown option is probably its value. If there is no other, it is the argument.
+        """
+        options: dict[str, argparse.Action] = {}
+        for action in self._actions:
+            options |= dict.fromkeys(action.option_strings, action)
+        behind_unknown: list[str] = []
+        before = ""
+        for word in self.words:
+            action_before = options.get(before)
+            is_option = word.startswith("-")
+            is_value = before.startswith("-") and "=" not in before
+            before = word
+            if is_option or "=" in word:
+                continue
+            if not is_value or (action_before is not None and action_before.nargs == 0):
+                return word
+            if action_before is None:
+                behind_unknown.append(word)
+        return next(iter(behind_unknown), None)
+
+    def _error_of(self, message: str) -> ConfigError:
+        """Return the ConfigError for an error of argparse. `message`: the error text of argparse."""
         if unknown := re.match(r"unrecognized arguments: (\S*)", message):
-            raise self._unknown(unknown[1])
+            return self._unknown(unknown[1])
         if missing := re.match(r"the following arguments are required: (.*)", message):
             names = [f"<{name}>" for name in self._positional()]
-            raise config_error(
+            return config_error(
                 "bad-option",
                 missing[1].partition(", ")[0],
                 error="missing",
@@ -83,8 +125,8 @@ class OptionParser(argparse.ArgumentParser):
                 usage=" ".join([self.prog, *names]),
             )
         if named := re.match(r"argument ([^:]+): (.*)", message):
-            raise self._of_argument(named[1].partition("/")[0], named[2])
-        raise config_error(
+            return self._of_argument(named[1].partition("/")[0], named[2])
+        return config_error(
             "bad-option",
             self.prog,
             error="of-command",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import re
 import shlex
 from collections.abc import Callable
 from pathlib import Path
@@ -113,6 +114,38 @@ def test_a_wrong_option_is_refused_with_its_fix_before_anything_is_done(
     assert "usage:" not in said.err
     assert "invalid" not in said.err  # a word of argparse
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("line", "fixes"),
+    [
+        ("evaluate runs/nope --episods 10", ["episodes=10", "name another checkpoint"]),
+        ("evaluate runs/nope episods=10", ["episodes=10", "name another checkpoint"]),
+        ("evaluate --checkpoint runs/nope", ["name another checkpoint"]),
+        ("report runs/nope --opne", ["--open", "the folder that a run names"]),
+        ("report --format json runs/nope", ["the folder that a run names"]),
+        ("export runs/nope out --emaa", ["--ema", "name another checkpoint"]),
+        ("export runs/nope", ["<CHECKPOINT> <OUT>", "name another checkpoint"]),
+        ("runs runs/nope --jsn", ["python -m rlplace.runs <runner.output_dir"]),
+    ],
+)
+def test_a_wrong_option_does_not_hide_a_missing_run(
+    line: str,
+    fixes: list[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Both are told at once."""
+    monkeypatch.chdir(tmp_path)
+    command, *words = line.split()
+    main = importlib.import_module(f"rlplace.cli.{command}").main
+    assert main(words) == 2
+    told = capsys.readouterr().err
+    for fix in fixes:
+        assert fix in told
+    assert "[bad-option]" in told
+    assert re.search(r"\[(resume-not-found|not-a-run)\]", told)
 
 
 @pytest.mark.parametrize(

@@ -36,13 +36,13 @@ from omegaconf.errors import (
     UnsupportedInterpolationType,
 )
 
-from rlplace.codes import config_error
+from rlplace.codes import config_error, problem
 from rlplace.config.found import value_at
 from rlplace.config.from_environment import of_environment, with_default
 from rlplace.config.keys import every_place, takes_list
 from rlplace.config.options import DASHES, OptionParser
 from rlplace.config.override_words import meant_by
-from rlplace.config.paths import at_home, names_config, readable
+from rlplace.config.paths import at_home, names_config, readable, unquoted
 from rlplace.config.unknown_keys import word_meant
 from rlplace.config.yaml_text import (
     closes,
@@ -107,6 +107,9 @@ _UNKNOWN = {
     TASK: "undeclared-task",
     PLACEMENT: "unknown-placement",
 }
+# Keys of Hydra itself that have an effect here; Hydra composes the config, and starts, logs and names nothing
+_HYDRA_KEYS = ("hydra.searchpath", "hydra.mode")
+_HYDRA_FOLDERS = ("hydra.run.dir", "hydra.sweep.dir")  # where Hydra would write
 # First lines of a file whose keys are those of the whole config
 _WHOLE = re.compile(r"^# *@package +_global_ *$", re.MULTILINE)
 
@@ -572,6 +575,7 @@ def _composed(
         for file in merged:
             text = file.read_text(encoding="utf-8")
             misread += misread_numbers(text, _short(file), sources)
+            misread += _of_hydra(text, _short(file))
         if misread:
             raise ConfigError(misread)
         gone = _of_another_choice(merged, task)
@@ -866,6 +870,15 @@ def _for_hydra(override: Override, line: CommandLine, places: Sequence[str]) -> 
     # The value of `profile` is a list of files with commas between them
     if key == "profile" and is_comma_list and not line.swept:
         return f"++{key}={QuotedString(value, Quote.double).with_quotes()}"
+    if override.is_hydra_override() and key not in _HYDRA_KEYS:
+        raise config_error(
+            "unknown-key",
+            key,
+            word,
+            error="folder-of-hydra" if key in _HYDRA_FOLDERS else "of-hydra-itself",
+            name=word,
+            line=override_word("runner.output_dir", unquoted(value)),
+        )
     # A sweep needs --multirun
     if override.is_sweep_override() and not line.swept:
         which = "comma"
@@ -902,6 +915,28 @@ def _for_hydra(override: Override, line: CommandLine, places: Sequence[str]) -> 
     if any((folder / group).is_dir() for folder in folders):
         return word
     return f"++{word}"
+
+
+def _of_hydra(text: str, file: str) -> Iterator[Problem]:
+    """Yield a problem for each key below `hydra` in the text of a config file that has no effect.
+
+    `file`: name of the file.
+    """
+    places = line_sources(text, file)
+    for key, node in scalars(text).items():
+        of_hydra = key.startswith("hydra.")
+        if not of_hydra or key.startswith(_HYDRA_KEYS):
+            continue
+        leaf = key.rpartition(".")[2]
+        yield problem(
+            "unknown-key",
+            key,
+            f"{leaf}: {node.value}",
+            error="folder-of-hydra" if key in _HYDRA_FOLDERS else "of-hydra-itself",
+            source=places.get(key),
+            name=key,
+            line=f"runner.output_dir: {node.value}        (a line without indent, in place of {key})",
+        )
 
 
 def _may_have_language_model(line: CommandLine) -> bool:

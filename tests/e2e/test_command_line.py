@@ -130,7 +130,7 @@ def test_a_config_of_ones_own_goes_before_a_shipped_one(
 def test_a_sweep_composes_every_combination() -> None:
     swept = ["algorithm.gamma=0.5,0.6", "cluster=48xA100,8xH100"]
     composed = compose.with_hydra(
-        ["-m", "--config-name", "hybrid_ppo", *swept, "hydra.run.dir=x"]
+        ["-m", "--config-name", "hybrid_ppo", *swept, "hydra.mode=MULTIRUN"]
     )
     found = [
         (c.mapping["algorithm"]["gamma"], c.mapping["cluster"]["nodes"][0]["count"])

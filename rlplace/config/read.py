@@ -33,7 +33,14 @@ from rlplace.config.fields import (
 )
 from rlplace.config.found import Found, drop, value_at
 from rlplace.config.from_environment import decoded
-from rlplace.config.keys import PLACEMENT, all_places, every_place
+from rlplace.config.keys import (
+    COMPONENTS,
+    PLACEMENT,
+    all_places,
+    every_place,
+    is_place,
+)
+from rlplace.config.number_text import as_number, as_thousands
 from rlplace.config.of_job import config_of, same_block
 from rlplace.config.other_names import (
     BELOW,
@@ -484,8 +491,9 @@ def _report_value(wrong: _Wrong, found: Found) -> None:
     )
     fits = text and f"{leaf}: {text}"
     if text and wrong.is_item:
-        # The fix shows the whole list.
-        fits = _whole_list(wrong.path, text, wrong.written)
+        # The fix shows the whole list, without a remark on the item
+        item = text.partition(" " * 8)[0]
+        fits = _whole_list(wrong.path, item, wrong.written)
     source = found.sources.get(wrong.key)
     if source is not None and source.written is not None and kind == "wrong-type":
         fits = decoded(leaf, source.written, fits=context["fix"] is not None)
@@ -744,3 +752,7 @@ def _iterations(written: object, mapping: Mapping[str, Any]) -> object:
     ):
         return 100
     return math.ceil(written / math.prod(numbers))
+    if isinstance(written, str):
+        thousands = as_thousands(written, "")
+        text = as_number(written, int) or (thousands and thousands.number)
+        written = int(text) if text else None

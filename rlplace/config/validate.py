@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import math
 import operator
 import os
 import re
@@ -20,6 +19,12 @@ from pydantic_core import PydanticCustomError
 
 from rlplace.codes import problem
 from rlplace.config.fields import JobName, default_of, fields_of, jobs, tag_of
+from rlplace.config.number_text import (
+    as_number,
+    as_rate,
+    as_seconds,
+    as_thousands,
+)
 from rlplace.config.of_job import config_of
 from rlplace.config.other_names import meant_word
 from rlplace.config.own import OWN, OWN_NAME, OwnName, block_of_name
@@ -46,6 +51,8 @@ SWITCHES = {
     **dict.fromkeys(("false", "no", "off", "0", "n", "none", "null"), "false"),
 }
 _PERCENT_TEXT = r"\s*([0-9]{1,2}(?:\.[0-9]+)?)\s*%\s*"
+# In the meaning of a key: 0 switches off what the key sets
+ZERO_IS_OFF = re.compile(r"\b0: (?:never|none|off|free|from all)\b")
 _RESERVE_TEXT = rf"^auto$|^{_PERCENT_TEXT}$|{SIZE_TEXT}"
 SHARE_OR_BYTES = "share or bytes"
 MOST_SIZE = 1 << 60  # upper bound of every size in bytes; a larger one is a mistake
@@ -302,6 +309,9 @@ def _listed(item: Any, value: object) -> object:
     # A block of names
     block = isinstance(value, Mapping)
     if isinstance(value, Mapping):
+        with_settings = any(isinstance(of, Mapping) and of for of in value.values())
+        if with_settings and words:
+            raise _error("wrong-type", "list-of-names")
         if words and all(isinstance(word, str) for word in value):
             raise _error("wrong-type", "list-of-names", show(list(value)))
         named_items = _items_of(item, value)
@@ -444,6 +454,10 @@ def _explained(
     written = str(value).strip()
     if optional and written.lower() in ("none", "null", "~"):
         return _error("wrong-type", "null", "null")
+    # false for nothing
+    if optional and value is False and of in (int, float, str):
+        error = "text" if of is str else "whole-number" if of is int else "number"
+        return _error("wrong-type", error, "null", about=about)
     if rules.get("unit") == SHARE_OR_BYTES:
         fits = None
         if isinstance(value, int | float) and 1 <= value < 100:
@@ -508,13 +522,16 @@ def _not_a_word(
     `number`: int or float if the key also takes numbers of this type; None if it takes words only.
     """
     near = meant_word(value, [str(word) for word in words])
+    # YAML reads no and off as false
+    if value is False:
+        near = next((word for word in ("none", "off", "no") if word in words), near)
     digits = re.findall(r"[0-9]+", str(value))
     named = isinstance(value, str) and re.search("[A-Za-z]", value)
     if near is None and named and len(digits) == 1 and int(digits[0]) in words:
         # Such as zero3 for 3
         near = digits[0]
     if near is None and number is not None and isinstance(value, str):
-        near = _as_number(value, number)
+        near = as_number(value, number)
     error = "choice"
     if number and near:
         error = "misspelt-word"
@@ -623,8 +640,20 @@ def _no_number_at_all(
     `rules`: metadata of the field, such as its name and meaning.
     """
     fits = None
+    # The only item of a list
+    if isinstance(value, list) and len(value) == 1 and type(value[0]) in (int, of):
+        fits = show(value[0])
+    # false and null for nothing
+    if (value is None or value is False) and ZERO_IS_OFF.search(rules.get("doc", "")):
+        fits = "0"
     if isinstance(value, str):
-        fits = _as_number(value, of) or _as_seconds(value, rules["name"])
+        name = rules["name"]
+        fits = as_number(value, of) or as_seconds(value, name) or as_rate(value, name)
+        thousands = as_thousands(value, rules["name"])
+        if fits is None and thousands is not None:
+            fits = thousands.number
+            if thousands.other is not None:
+                fits += f"        (or: {rules['name']}: {thousands.other})"
     # The error says what the key means, unless the value shows what was meant
     told = rules.get("doc")
     if fits:
@@ -633,50 +662,6 @@ def _no_number_at_all(
     if of is int:
         error = "whole-number"
     return _error("wrong-type", error, fits, about=told)
-
-
-def _as_seconds(text: str, name: str) -> str | None:
-    """Return the seconds that a text such as `10min` means; None for another text, and for a key that is no duration.
-
-    `name`: name of the key. Names of durations end with `_s`.
-    """
-    units = {"s": 1, "sec": 1, "m": 60, "min": 60, "h": 3600}
-    found = re.fullmatch(r"\s*([0-9]+)\s*(s|sec|m|min|h)\s*", text)
-    if found is None or not name.endswith("_s"):
-        return None
-    return str(int(found[1]) * units[found[2]])
-
-
-def _as_number(text: str, of: object) -> str | None:
-    """Return the number that is meant by a text, in the spelling of YAML; None if the text does not mean a number.
-
-    For example, YAML 1.1 reads `3e-4` as a text; the result is `3.0e-4`. `of`: type of the number, int or float.
-    """
-    if re.fullmatch(r"\s*[-+]?[0-9]+\s*", text):
-        return str(int(text))
-    # Underscores between digits, as in Python
-    if re.fullmatch(r"\s*[1-9][0-9]*(_[0-9]+)+\s*", text):
-        return text.replace("_", "").strip()
-    # The suffix of a float in C
-    text = re.sub(r"(?<=[0-9])f$", "", text.strip())
-    # Commas between thousands, or in place of the decimal point
-    if re.fullmatch(r"\s*[1-9][0-9]{0,2}(,[0-9]{3})+\s*", text):
-        return text.replace(",", "").strip()
-    if of is float and re.fullmatch(r"\s*0,[0-9]+\s*", text):
-        return text.replace(",", ".").strip()
-    if of is float and (percent := re.fullmatch(r"\s*([0-9]{1,2})\s*%\s*", text)):
-        return show(int(percent[1]) / 100)
-    try:
-        number = float(text)
-    except ValueError:
-        return None
-    mantissa, exponent, power = text.lower().partition("e")
-    if of is int or not math.isfinite(number):
-        return None
-    if exponent:
-        mantissa = mantissa if "." in mantissa else f"{mantissa}.0"
-        return f"{mantissa}e{power}"
-    return text
 
 
 # ── JSON Schema (draft 2020-12): editors complete keys and show what each means ──────────────────────────────────────

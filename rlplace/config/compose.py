@@ -1045,7 +1045,7 @@ def _config_error(error: Exception, line: CommandLine) -> ConfigError:
     if isinstance(error, UnicodeDecodeError):
         # Reads each file, and raises an error that names the one that is not UTF-8
         _with_parents(line.folders, str(line.name))
-    wrong = not_blocks(line.text, _short(line.file), every_place)
+    wrong = not_blocks(line.text, _short(line.file), every_place, takes_list)
     if isinstance(wrong, ConfigError):
         return wrong
     # The override that Hydra could not apply, if it was that

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import re
 import typing
 from collections.abc import Iterator
 
@@ -10,6 +11,12 @@ from rlplace.config.fields import JobName, block_at, blocks_in, fields_of, jobs
 from rlplace.config.of_job import config_of
 
 PLACEMENT = "cluster.component_placement"
+# Components that a config may place
+COMPONENTS = ("actor", "rollout", "env", "critic", "reference", "reward", "agent")
+# Text that says where a component is: numbers, ranges, shares and words, with commas between them
+_SHARE = r"(?:all|part *[0-9]+ */ *[0-9]+)(?: *of *[0-9]+)?"
+_PLACE = rf" *(?:{_SHARE}|rest|cpu|[0-9]+(?: *- *[0-9]+)?) *"
+_PLACES = re.compile(rf"{_PLACE}(?:,{_PLACE})*")
 
 
 def all_places(job: JobName) -> tuple[str, ...]:
@@ -51,3 +58,12 @@ def takes_list(key: str) -> bool:
         for hint in hints
         for option in (hint, *typing.get_args(hint))
     )
+
+
+def is_place(value: object) -> bool:
+    """Return whether a value can only say where a component is: `0-7`, `all`, or a list such as [0-3, 5]."""
+    if isinstance(value, list):
+        return bool(value) and all(is_place(item) for item in value)
+    if isinstance(value, bool) or not isinstance(value, int | str):
+        return False
+    return _PLACES.fullmatch(str(value)) is not None

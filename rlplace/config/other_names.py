@@ -21,11 +21,11 @@ _KEYS = {
     "cluster.num_nodes": "nnodes n_nodes node_num",
     "runner.total_iterations": "total_training_steps num_iterations num_rollout iterations max_iterations num_updates "
     "training_iterations",
-    "runner.output_dir": "default_local_dir save_path log_dir",
+    "runner.output_dir": "default_local_dir save_path log_dir ckpt_path ckpt_dir checkpoint_dir",
     "cluster.component_placement": "placements gpu_placement resource_placement",
     "checkpoint.every": "save_freq save_every save_interval save_steps checkpoint_every checkpoint_freq",
     "checkpoint.keep_last": "keep keep_checkpoints save_total_limit max_ckpt_to_keep max_ckpt_num",
-    "runner.eval_every": "test_freq eval_freq eval_interval val_check_interval",
+    "runner.eval_every": "test_freq eval_steps eval_freq eval_interval val_check_interval",
     "runner.eval_episodes": "n_eval_episodes num_eval_episodes",
     "runner.stop_at_return": "target_reward reward_threshold target_return",
     "algorithm.name": "adv_estimator advantage_estimator adv_type algo",
@@ -34,6 +34,9 @@ _KEYS = {
     "algorithm.max_new_tokens": "max_response_length response_length generate_max_len "
     "rollout_max_response_len max_tokens max_completion_length",
     "algorithm.max_prompt_length": "prompt_max_len prompt_length rollout_max_prompt_len max_prompt_len",
+    "algorithm.train_batch": "global_batch_size",
+    "algorithm.dual_clip": "clip_ratio_c",
+    "algorithm.kl_estimator": "kl_penalty kl_penalty_type kl_loss_type",
     "algorithm.kl_coef": "init_kl_coef kl_beta beta kl_loss_coef",
     "algorithm.entropy_coef": "entropy_coeff entropy_bonus ent_coef entropy_loss_coef",
     "algorithm.gamma": "discount discount_factor",
@@ -43,7 +46,7 @@ _KEYS = {
     "algorithm.num_minibatches": "n_minibatches num_mini_batches",
     "algorithm.epochs": "ppo_epochs update_epoch update_epochs n_epochs num_epochs mini_epochs "
     "num_learning_epochs num_sgd_iter",
-    "algorithm.clip_ratio_low": "eps_clip cliprange clip_range clip_eps eps_clip_low epsilon "
+    "algorithm.clip_ratio_low": "clip_ratio eps_clip cliprange clip_range clip_eps eps_clip_low epsilon "
     "clip_param clip_coef clip_epsilon e_clip",
     "algorithm.clip_ratio_high": "eps_clip_high clip_eps_high epsilon_high",
     "algorithm.value_clip": "cliprange_value value_clip_eps clip_range_vf",
@@ -54,18 +57,25 @@ _KEYS = {
     "algorithm.loss": "loss_agg_mode",
     "algorithm.ratio": "importance_sampling_level",
     "algorithm.dynamic_sampling": "filter_groups",
-    "algorithm.sequence_length": "max_model_len max_seq_len",
+    "algorithm.sequence_length": "max_model_len max_seq_len vllm_max_model_length vllm_max_model_len",
     "env.total_num_envs": "num_envs n_envs",
-    "env.id": "env_id env_name environment",
+    "env.id": "env_id gym_id env_name environment",
     "env.max_episode_steps": "episode_length max_episode_length max_episode_len time_limit",
     "env.system": "system_prompt system_message",
+    "env.chat": "apply_chat_template",
+    "critic.warmup_iterations": "critic_warmup",
+    "reward.url": "remote_rm_url",
     "faults.restarts": "max_restarts",
     ".optimizer": "optim",
     ".optimizer.lr": "learning_rate actor_learning_rate critic_learning_rate",
+    ".optimizer.beta1": "adam_beta1",
+    ".optimizer.beta2": "adam_beta2",
+    ".optimizer.eps": "adam_eps adam_epsilon",
     ".optimizer.on_host": "adam_offload",
     ".optimizer.max_grad_norm": "grad_clip clip_grad max_norm",
     ".optimizer.warmup_steps": "lr_warmup_steps",
     ".optimizer.schedule": "lr_scheduler_type lr_scheduler lr_schedule lr_decay_style",
+    ".model.activation": "activation_fn act_fn nonlinearity",
     ".model.hidden": "net_arch hidden_sizes hidden_dims hidden_layers mlp_units",
     ".lora_rank": "lora_r",
     ".lora_targets": "target_modules lora_target_modules",
@@ -73,7 +83,7 @@ _KEYS = {
     ".checkpointing": "gradient_checkpointing enable_gradient_checkpointing",
     ".activation_offload": "enable_activation_offload enable_activation_offloading activation_offloading",
     ".micro_batch": "micro_batch_size micro_batch_size_per_gpu micro_train_batch_size "
-    "ppo_micro_batch_size_per_gpu per_device_train_batch_size",
+    "ppo_micro_batch_size_per_gpu per_device_train_batch_size log_prob_micro_batch_size_per_gpu",
     ".token_budget": "max_tokens_per_gpu ppo_max_token_len_per_gpu",
     ".weights": "model_dtype",
     "rollout.engine": "backend rollout_backend",
@@ -92,6 +102,7 @@ BELOW: Mapping[str, Mapping[str, str]] = {
     "rollout": {
         "name": "rollout.engine",
         "enable_sleep_mode": "rollout.enable_offload",
+        "vllm_enable_sleep": "rollout.enable_offload",
     },
     "env": {
         "name": "env.id",
@@ -103,6 +114,9 @@ BELOW: Mapping[str, Mapping[str, str]] = {
         "mu": "algorithm.epochs",
         "tau": "algorithm.gae_lambda",
     },
+    "actor.optimizer": dict.fromkeys(("type", "name"), "actor.optimizer.kind"),
+    "critic.optimizer": dict.fromkeys(("type", "name"), "critic.optimizer.kind"),
+    "critic": {"warmup": "critic.warmup_iterations"},
     "actor.model": {"log_std": "actor.model.initial_log_std"},
     "cluster": {
         "placement": "cluster.component_placement",
@@ -178,6 +192,29 @@ OTHER_MODEL_SIZES = (
     "swa_num_attention_heads",
     "swa_num_key_value_heads",
 )
+# Keys of other libraries -> why rlplace needs none.
+NEEDLESS = {
+    "precision": "weights and compute of the component, and dtype of rollout, say it",
+    "is_lora": "LoRA is trained if the component has lora_rank",
+    "use_peft": "LoRA is trained if the component has lora_rank",
+    "use_remove_padding": "samples are always packed without padding",
+    "packing_samples": "samples are always packed without padding",
+    "use_liger": "losses and layers are those of rlplace and transformers",
+    "use_liger_kernel": "losses and layers are those of rlplace and transformers",
+    "use_fused_kernels": "losses and layers are those of rlplace and transformers",
+    "attn_implementation": "attention follows from the accelerator and from packing",
+    "flash_attn": "attention follows from the accelerator and from packing",
+    "use_flash_attn": "attention follows from the accelerator and from packing",
+    "trust_remote_code": "code from a model's folder is never executed",
+    "tokenizer_path": "the tokenizer is read from the model's folder",
+    "tokenizer": "the tokenizer is read from the model's folder",
+    "external_lib": "modules are imported only where a config names package.module:Name",
+    "use_shm": "the model is read from its folder",
+    "ortho_init": "the layers of a policy are initialised orthogonally",
+    "logging_steps": "metrics of every iteration are written",
+    "load_in_4bit": "weights of 4 and 8 bits are not trained",
+    "load_in_8bit": "weights of 4 and 8 bits are not trained",
+}
 _MODEL = {
     "path": "name model_name model_name_or_path name_or_path model_path pretrain hf_checkpoint",
     "num_hidden_layers": "num_layers n_layers layers",
@@ -217,6 +254,8 @@ PLACEMENT_KEYS = {
         ("gpus", "num_gpus", "gpu_ids", "devices", "device_mapping"), "accelerators"
     ),
 }
+# Names of other libraries for the number of a machine, in a line of component_placement.
+NODE_KEYS = ("node", "node_rank", "node_id", "node_index", "machine", "host")
 COMPONENTS = {
     **dict.fromkeys(("ref", "ref_policy", "reference_model", "ref_model"), "reference"),
     **dict.fromkeys(("reward_model", "rm"), "reward"),
@@ -339,8 +378,27 @@ def in_our_words(name: str, value: object) -> tuple[str, object] | None:
         return ("cluster.accelerator.kind", kind) if kind else None
     if name == "policy" and isinstance(value, str) and value in _POLICIES:
         return "actor.model.kind", _POLICIES[value]
-    if name in ("anneal_lr", "lr_anneal") and value is True:
-        return "actor.optimizer.schedule", "linear"
+    if name in ("anneal_lr", "lr_anneal") and isinstance(value, bool):
+        return "actor.optimizer.schedule", "linear" if value else "constant"
+    if name in ("track", "use_wandb") and value is True:
+        return "runner.sinks", [*_USUAL_SINKS, "wandb"]
+    if name == "cuda" and isinstance(value, bool):
+        return "cluster.accelerator.kind", "cuda" if value else "emulated"
+    if name == "bf16" and value is True:
+        return "actor.compute", "bf16"
+    if name == "use_vllm" and value is True:
+        return "rollout.engine", "vllm"
+    if name == "use_kl_in_reward" and value is True:
+        return "algorithm.kl_in", "reward"
+    if name == "filter_overlong_prompts" and value is True:
+        return "env.long_prompts", "drop"
+    if name == "render_mode":
+        return "env.kwargs", {name: value}
+    if name == "net_arch":
+        # Two equal networks, as for Stable-Baselines3
+        parts = value[0] if isinstance(value, list) and len(value) == 1 else value
+        if isinstance(parts, Mapping) and parts.get("pi") == parts.get("vf"):
+            return "actor.model.hidden", parts.get("pi")
     if name == "strategy" and str(value).lower() in _ZERO_STAGES:
         return "actor.zero_stage", _ZERO_STAGES[str(value).lower()]
     if name in ("overlong_filtering", "mask_truncated_completions") and value is True:
@@ -358,7 +416,9 @@ def in_several_keys(name: str, value: Any) -> Mapping[str, object]:
         first, second = value
         return {".optimizer.beta1": first, ".optimizer.beta2": second}
     is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
-    if name == "kl_loss_coef" and is_number and value:
+    if name == "use_kl_loss" and value is True:
+        return {"algorithm.kl_in": "loss", "algorithm.kl_estimator": "k3"}
+    if name in ("kl_loss_coef", "beta", "kl_beta") and is_number and value:
         # Of the estimators, k1 has no gradient as a loss
         return {
             "algorithm.kl_coef": value,
@@ -392,7 +452,8 @@ def as_settings(name: object, *, typed: bool, text: bool) -> str | None:
     `typed`: form of the result. True: overrides for a command line. False: lines of a config file. `text`: whether a
     language model is trained.
     """
-    settings = (_OF_TEXT if text else {"a2c": _A2C}).get(str(name).lower())
+    others = _OF_TEXT if text else {"a2c": _A2C, "gae": {"name": "ppo"}}
+    settings = others.get(str(name).lower())
     if settings is None:
         return None
     sign = "=" if typed else ": "
@@ -400,7 +461,8 @@ def as_settings(name: object, *, typed: bool, text: bool) -> str | None:
     if not typed:
         # The name is replaced where it stands; the others may stand anywhere
         lines[0] = lines[0].removeprefix("algorithm.")
-        lines[-1] += "        (lines that begin with algorithm. without indent)"
+        if len(lines) > 1:
+            lines[-1] += "        (lines that begin with algorithm. without indent)"
     return " ".join(lines) if typed else "\n".join(lines)
 
 

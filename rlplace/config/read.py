@@ -11,6 +11,7 @@ import dataclasses
 import functools
 import math
 import re
+import shlex
 import tomllib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -55,6 +56,7 @@ from rlplace.config.plausible import implausible
 from rlplace.config.schema import Config
 from rlplace.config.unknown_keys import (
     UnknownKey,
+    placed_at,
     reject_model_keys,
     reject_unknown,
 )
@@ -161,6 +163,10 @@ def try_config(
                 and refused.code == "wrong-type"
             ):
                 instead = _switched(problem.key, refused.fix)
+            # A value that has become a block: optimizer: adamw is optimizer.kind: adamw
+            new_key = moved()[problem.key][0]
+            if new_key.startswith(f"{problem.key}.") and instead == refused.fix:
+                instead = instead and f"{problem.key.rpartition('.')[2]}: {{{instead}}}"
             found.problems[i] = dataclasses.replace(
                 problem, why=refused.what, fix=instead
             )
@@ -461,6 +467,22 @@ def _report_no_block(wrong: _Wrong, found: Found) -> None:
             shown=show(value),
         )
         return
+    # The place of a component: actor: 0-7
+    if len(path) == 1 and leaf in COMPONENTS and is_place(value):
+        line = placed_at(leaf, value, wrong.written)
+        error = "place-of-component"
+        if str(found.sources.get(wrong.key, "")).startswith(COMMAND_LINE):
+            error = "place-as-override"
+            line = shlex.quote(line.replace(": ", "=", 1))
+        found.reject(
+            "wrong-type",
+            wrong.key,
+            value,
+            error=error,
+            name=leaf,
+            line=line,
+        )
+        return
     text = value if isinstance(value, str) else ""
     for error, form in _TORN_LINES.items():
         torn = form.fullmatch(text)
@@ -739,8 +761,12 @@ def _iterations(written: object, mapping: Mapping[str, Any]) -> object:
     """Return the number of iterations that a run needs for `written` environment steps, rounded up.
 
     `mapping`: the config. Return 100 if `written`, or the number of environments or steps in the config, is not a
-    number above 0.
+    number above 0. A text such as `1e6` is a number too.
     """
+    if isinstance(written, str):
+        thousands = as_thousands(written, "")
+        text = as_number(written, int) or (thousands and thousands.number)
+        written = int(text) if text else None
     keys = (("env", "total_num_envs"), ("algorithm", "rollout_steps"))
     numbers = [
         (block if isinstance(block := mapping.get(role), dict) else {}).get(key, 64)
@@ -752,7 +778,3 @@ def _iterations(written: object, mapping: Mapping[str, Any]) -> object:
     ):
         return 100
     return math.ceil(written / math.prod(numbers))
-    if isinstance(written, str):
-        thousands = as_thousands(written, "")
-        text = as_number(written, int) or (thousands and thousands.number)
-        written = int(text) if text else None

@@ -13,9 +13,22 @@ import shlex
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from rlplace.config.fields import Field, JobName, fields_of, jobs
+from rlplace.config.fields import (
+    Field,
+    JobName,
+    block_at,
+    default_of,
+    fields_of,
+    jobs,
+)
 from rlplace.config.found import Found, value_at
-from rlplace.config.keys import PLACEMENT, all_places, places_of
+from rlplace.config.keys import (
+    COMPONENTS,
+    PLACEMENT,
+    all_places,
+    is_place,
+    places_of,
+)
 from rlplace.config.of_job import config_of
 from rlplace.config.other_names import (
     BELOW,
@@ -23,15 +36,18 @@ from rlplace.config.other_names import (
     KEYS,
     MODEL_NAMES,
     MODEL_SIZES,
+    NEEDLESS,
     NO_SUCH,
     OTHER_MODEL_SIZES,
     PARALLEL,
+    PLACEMENT_KEYS,
     SPLITS,
     another_measure,
     in_our_words,
     in_several_keys,
     key_of,
 )
+from rlplace.config.other_names import COMPONENTS as OTHER_COMPONENTS
 from rlplace.config.which_job import MARKED
 from rlplace.config.yaml_text import show, torn_number
 from rlplace.errors import COMMAND_LINE, Source, did_you_mean, suggestion
@@ -45,6 +61,15 @@ _OPTIONS = {
     "num_gpus": "cluster.accelerators_per_node",
     "nodes": "cluster.num_nodes",
 }
+# Keys that say where a component is: those of a line of component_placement, and names for them
+_OWN_PLACES = ("placement", "accelerators", "same_as")
+_PLACES = (
+    "placement",
+    "component_placement",
+    *(name for name, ours in PLACEMENT_KEYS.items() if ours == "accelerators"),
+    "accelerators",
+)
+_WARMUP = "actor.optimizer.warmup_steps"
 # Removed key -> the name of its error.
 _GONE = {
     "cluster.nodes.host": "host-of-nodes",
@@ -90,7 +115,7 @@ class UnknownKey:
         ours = in_our_words(self.name, self.value)
         if ours is not None and ours[0] in all_places(self.job):
             return ours
-        return _place_of(self.key, self.fields, self.job), self.value
+        return _place_of(self.key, self.fields, self.job, self.written), self.value
 
 
 class _Reading(NamedTuple):
@@ -110,8 +135,11 @@ def reject_unknown(unknown: UnknownKey, found: Found) -> None:
         _torn,
         _removed,
         _of_hydra,
+        _of_placement,
+        _of_component,
         _several_keys,
         _in_several_keys,
+        _needless,
         _one_key,
         _of_model,
         _converted,
@@ -169,6 +197,50 @@ def _of_hydra(unknown: UnknownKey) -> _Reading | None:
     return _Reading("of-hydra", {"line": f"defaults: {show(value)}"})
 
 
+def _of_placement(unknown: UnknownKey) -> _Reading | None:
+    """Read the key as the place of a component: `cluster.actor: 0-7`, or `rollout.gpus: 4-7`."""
+    if not is_place(unknown.value):
+        return None
+    if unknown.above == "cluster":
+        component = OTHER_COMPONENTS.get(unknown.name, unknown.name)
+    elif unknown.name in _PLACES and isinstance(unknown.value, str | list):
+        component = unknown.above
+    else:
+        return None
+    if component not in COMPONENTS:
+        return None
+    line = placed_at(component, unknown.value, unknown.written)
+    if unknown.is_typed:
+        line = shlex.quote(line.replace(": ", "=", 1))
+        return _Reading("meant", {"line": line})
+    return _Reading("of-placement", {"line": line})
+
+
+def placed_at(component: str, place: object, written: object) -> str:
+    """Return the config line that places a component. `place`: its accelerators. `written`: the whole config.
+
+    Parallel sizes and other settings that stand beside the place so far are kept.
+    """
+    path = f"{PLACEMENT}.{component}"
+    before = value_at(written, path) if isinstance(written, Mapping) else None
+    if not isinstance(before, Mapping):
+        return f"{path}: {show(place)}"
+    others = {key: value for key, value in before.items() if key not in _OWN_PLACES}
+    return f"{path}: {show({'placement': place, **others})}"
+
+
+def _of_component(unknown: UnknownKey) -> _Reading | None:
+    """Read the key as the block of a component under another library's name: `ref: {micro_batch: 4}`."""
+    component = OTHER_COMPONENTS.get(unknown.name)
+    if unknown.above or not component or not isinstance(unknown.value, Mapping):
+        return None
+    places = [f"{component}.{name}" for name in unknown.value]
+    if not places or not {*places} <= {*all_places(unknown.job)}:
+        return None
+    pairs = [*zip(places, unknown.value.values(), strict=True)]
+    return _Reading("of-many-elsewhere", {"line": _lines(pairs, unknown)})
+
+
 def _several_keys(unknown: UnknownKey) -> _Reading | None:
     """Read the key as a block whose keys are all known."""
     lines = _lines_of_block(unknown)
@@ -200,7 +272,7 @@ def _in_several_keys(unknown: UnknownKey) -> _Reading | None:
 def _of_model(unknown: UnknownKey) -> _Reading | None:
     """Read the key as one of a language model, which stands in the block `model` of its component."""
     ours = MODEL_NAMES.get(unknown.name, unknown.name)
-    block = f"{unknown.above}.model"
+    block = f"{unknown.above or 'actor'}.model"
     takes_any = unknown.job == MARKED and block in all_places(unknown.job)
     if ours not in MODEL_SIZES or not takes_any:
         return None
@@ -210,12 +282,24 @@ def _of_model(unknown: UnknownKey) -> _Reading | None:
 
 def _converted(unknown: UnknownKey) -> _Reading | None:
     """Read the key as one of another library whose value can be converted by other values of the config."""
-    place, reason = another_measure().get(unknown.name, ("", ""))
+    place, reason = _similar_key(unknown)
     value = _in_our_measure(unknown)
     if value is None or place not in all_places(unknown.job):
         return None
     line = _lines([(place, value)], unknown)
     return _Reading("converted", {"place": place, "reason": reason, "line": line})
+
+
+def _similar_key(unknown: UnknownKey) -> tuple[str, str]:
+    """Return (path of the similar key, difference) for a key of another library; ("", "") for other keys."""
+    place, reason = another_measure().get(unknown.name, ("", ""))
+    role = unknown.key.partition(".")[0]
+    if unknown.name == "num_gpus" and role in COMPONENTS:
+        return PLACEMENT, "there, GPUs are counted; here, accelerators are named"
+    of_role = place.replace("actor.", f"{role}.", 1)
+    if of_role in all_places(unknown.job):
+        return of_role, reason
+    return place, reason
 
 
 def _in_our_measure(unknown: UnknownKey) -> int | None:
@@ -229,19 +313,50 @@ def _in_our_measure(unknown: UnknownKey) -> int | None:
         written = value_at(unknown.written, path)
         return written if type(written) is int else 0
 
+    if another_measure().get(unknown.name, ("",))[0] == _WARMUP:
+        return _steps_of_share(unknown)
+    of_component = unknown.key.partition(".")[0] in COMPONENTS
     if type(value) is not int or value < 1:
         return None
     samples = number("env.total_num_envs") * number("algorithm.rollout_steps")
     match unknown.name:
         case "batch_size" | "minibatch_size" if samples and samples % value == 0:
             return samples // value
-        case "num_gpus":
+        case "num_gpus" if not of_component:
             machines = number("cluster.num_nodes") or 1
             if value % machines == 0:
                 return value // machines
         case "ppo_mini_batch_size":
             return value * number("algorithm.samples_per_prompt") or None
     return None
+
+
+def _steps_of_share(unknown: UnknownKey) -> int | None:
+    """Return the optimizer steps that a share of the run has; None if the share is none, or they come out uneven."""
+    share = unknown.value
+    if isinstance(share, bool) or not isinstance(share, int | float):
+        return None
+
+    def number(path: str) -> int:
+        """Return the value of a key, or its default; 0 without both."""
+        written = value_at(unknown.written, path)
+        above, _, name = path.rpartition(".")
+        fields = fields_of(
+            block_at(config_of(unknown.job), unknown.job, above.split(".")), unknown.job
+        )
+        usual = default_of(fields[name][0], unknown.job)
+        value = usual if written is None else written
+        return value if type(value) is int else 0
+
+    samples = number("algorithm.prompts") * number("algorithm.samples_per_prompt")
+    batch = number("algorithm.train_batch") or samples
+    if not samples or samples % batch:
+        return None
+    steps_each = number("algorithm.epochs") * samples // batch
+    steps = share * number("runner.total_iterations") * steps_each
+    if not 0 <= share < 1 or abs(steps - round(steps)) > 1e-9:
+        return None
+    return round(steps)
 
 
 def _lines(pairs: Sequence[tuple[str, object]], unknown: UnknownKey) -> str:
@@ -280,12 +395,22 @@ def _one_key(unknown: UnknownKey) -> _Reading | None:
     elif block != above or _stands(unknown.written, place):
         error = "meant-elsewhere"
         line = f"{place}: {show(value)}"
+        # Beside entries that stay
+        beside = value_at(unknown.written, place)
+        if beside and isinstance(beside, Mapping) and isinstance(value, Mapping):
+            line = "\n".join(f"{place}.{k}: {show(v)}" for k, v in value.items())
     return _Reading(error, {"line": line}, place.removeprefix(f"{above}."))
 
 
 def _another_measure(unknown: UnknownKey) -> _Reading | None:
     """Read the key as one of another library whose values mean something else here."""
-    place, reason = another_measure().get(unknown.name, ("", ""))
+    place, reason = _similar_key(unknown)
+    # A block of another library that has such a key
+    if not place and isinstance(unknown.value, Mapping):
+        for name in unknown.value:
+            place, reason = another_measure().get(name, ("", ""))
+            if place:
+                break
     if place not in all_places(unknown.job):
         return None
     return _Reading("another-measure", {"place": place, "reason": reason})
@@ -307,6 +432,13 @@ def _no_such_parallelism(unknown: UnknownKey) -> _Reading | None:
     if unknown.name.partition("_")[0] not in SPLITS:
         return None
     return _Reading("no-such-parallelism", {"reason": NO_SUCH})
+
+
+def _needless(unknown: UnknownKey) -> _Reading | None:
+    """Read the key as one of another library that has no counterpart, since nothing can be chosen there."""
+    if unknown.name not in NEEDLESS or key_of(unknown.above, unknown.name):
+        return None
+    return _Reading("needless", {"reason": NEEDLESS[unknown.name]})
 
 
 def _of_other_blocks(unknown: UnknownKey) -> _Reading | None:
@@ -343,16 +475,20 @@ def _lines_of_block(unknown: UnknownKey) -> list[str]:
     for inner, below in block.items():
         at = f"{above}.{inner}".removeprefix(".")
         if place is not None and _stands(unknown.written, place):
-            # A second block with a misspelt name
+            # A second block with a misspelt name, or another library's
             target: str | None = f"{place}.{inner}"
+            if target not in all_places(unknown.job):
+                target = _place_of(f"{place}.{inner}", {}, unknown.job)
         elif f"{unknown.name}_{inner}" in unknown.fields:
             target = f"{above}.{unknown.name}_{inner}".removeprefix(".")
         elif place is None and inner in BELOW.get(unknown.key, {}):
             target = BELOW[unknown.key][inner]
         elif place is None and inner in unknown.fields and above:
             target = at
+        elif place is None and in_our_words(inner, below) is not None:
+            target, below = in_our_words(inner, below) or (None, below)
         elif place is None and key_of(at.rpartition(".")[0], inner) is not None:
-            target = _place_of(at, unknown.fields, unknown.job)
+            target = _place_of(at, unknown.fields, unknown.job, unknown.written)
         else:
             target = None
         if target not in all_places(unknown.job):
@@ -397,11 +533,17 @@ def _stands(mapping: Mapping[str, object], path: str) -> bool:
 # ── where a key belongs ───────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def _place_of(key: str, fields: Mapping[str, Field], job: JobName) -> str | None:
+def _place_of(
+    key: str,
+    fields: Mapping[str, Field],
+    job: JobName,
+    written: object = None,
+) -> str | None:
     """Return the path of the known key that an unknown key probably means; None if this is not clear.
 
     The unknown key may be the name in a different library, a misspelling, or a key that belongs to a different block.
-    `key`: path of the unknown key. `fields`: the known fields of its block. `job`: the kind of job.
+    `key`: path of the unknown key. `fields`: the known fields of its block. `job`: the kind of job. `written`: the
+    whole config, whose components count if a key of a component stands outside of all components.
     """
     path = key.replace("/", ".")
     if path != key and path in all_places(job):
@@ -415,6 +557,7 @@ def _place_of(key: str, fields: Mapping[str, Field], job: JobName) -> str | None
             # Look below the component first; if only one component has the key, take that one.
             places = [role + ours]
             having = [place for place in all_places(job) if place.endswith(ours)]
+            having = _of_components(having, above, written)
             if len(having) == 1:
                 places += having
         if (
@@ -431,6 +574,7 @@ def _place_of(key: str, fields: Mapping[str, Field], job: JobName) -> str | None
         for place in all_places(job)
         if place.rpartition(".")[2] == name and place != key
     ]
+    same = _of_components(same, above, written)
     beside = [place for place in same if place.startswith(f"{above}.")] or same
     if not beside:
         below = {
@@ -446,6 +590,19 @@ def _place_of(key: str, fields: Mapping[str, Field], job: JobName) -> str | None
     if len(beside) == 1:
         return beside[0]
     return None
+
+
+def _of_components(places: list[str], above: str, written: object) -> list[str]:
+    """Return the key paths without those of components that a config does not place.
+
+    All paths are returned if the key stands within a block, or if they are not all keys of components. `above`: path of
+    the block with the key. `written`: the config.
+    """
+    roles = {place.partition(".")[0] for place in places}
+    placed = value_at(written, PLACEMENT) if isinstance(written, Mapping) else None
+    if above or not roles <= {*COMPONENTS} or not isinstance(placed, Mapping):
+        return places
+    return [place for place in places if place.partition(".")[0] in placed]
 
 
 @functools.cache
@@ -504,6 +661,18 @@ def reject_model_keys(written: Mapping[str, Any], found: Found) -> None:
             if str(name).startswith("lora_"):
                 meant = f"{role}.{name}"
             if meant is None:
+                meant = _key_of_component(role, str(name))
+            if meant is None and name in NEEDLESS:
+                found.reject(
+                    "unknown-key",
+                    key,
+                    error="needless",
+                    got=f"{name}: {show(value)}",
+                    span=(0, len(str(name))),
+                    reason=NEEDLESS[name],
+                    name=name,
+                )
+            if meant is None:
                 continue
             if meant in model:
                 # One of the two keys has no effect
@@ -520,3 +689,13 @@ def reject_model_keys(written: Mapping[str, Any], found: Found) -> None:
                 name=name,
                 line=line,
             )
+
+
+def _key_of_component(role: str, name: str) -> str | None:
+    """Return the path of the key of a component that stands in the block of its model; None for another key.
+
+    The name may be that of another library. `role`: the component. `name`: the key.
+    """
+    ours = KEYS.get(name, "")
+    places = [f"{role}{ours}"] if ours.startswith(".") else [f"{role}.{name}"]
+    return next((place for place in places if place in all_places(MARKED)), None)

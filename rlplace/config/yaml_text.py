@@ -30,6 +30,7 @@ _NOT_DECIMAL = re.compile(
     r"[-+]?(?:0[0-7_]*[1-7][0-7_]*|[1-9][0-9_]*(?::[0-5]?[0-9])+)"
 )
 _WHOLE = re.compile(r"[-+]?[0-9][0-9_]*")
+_PLACEMENT = "cluster.component_placement"  # a block whose keys are names
 
 
 def show(value: object, *, exact: bool = False) -> str:
@@ -465,45 +466,73 @@ def not_blocks(
     text: str,
     file: str,
     places: Callable[[], Sequence[str]],
+    takes_list: Callable[[str], bool],
 ) -> ConfigError | None:
     """Return the error about a list for a key that needs a block, or about `defaults` that are not a list.
 
     Return None if the text has no such error. `file`: name of the file with the text. `places`: a function that returns
-    the paths of all keys that a config may have.
+    the paths of all keys that a config may have. `takes_list`: whether the value of a key may be a list.
     """
     written = yaml.safe_load(text)
     lines = line_sources(text, file)
     if not isinstance(written, dict):
         return None
     known = places()
-    for key, value in written.items():
-        block = any(place.startswith(f"{key}.") for place in known)
-        if key == "defaults" and isinstance(value, str):
-            return config_error(
-                "bad-config",
-                key,
-                show(value),
-                error="defaults",
-                source=lines.get(key),
-                value=value,
+
+    def visit(block: Mapping[object, object], above: str) -> ConfigError | None:
+        """Return the error about the first wrong list in a block and the blocks below it. `above`: the block's path."""
+        for name, value in block.items():
+            key = f"{above}{name}"
+            if isinstance(value, Mapping):
+                below = visit(value, f"{key}.")
+                if below is not None:
+                    return below
+            is_block = key == _PLACEMENT or any(
+                place.startswith(f"{key}.") for place in known
             )
-        if block and isinstance(value, list):
-            # The blocks of the list, merged
-            merged: dict[object, object] = {}
-            for item in value:
-                if isinstance(item, dict):
-                    merged |= item
-            has_blocks = any(isinstance(item, dict) for item in value)
-            return config_error(
-                "wrong-type",
-                key,
-                show(value),
-                error="list-of-blocks",
-                source=lines.get(key),
-                name=key,
-                block=show(merged) if has_blocks else "{...}",
-            )
-    return None
+            if is_block and isinstance(value, list) and not takes_list(key):
+                return _list_for_block(key, value, lines.get(key))
+        return None
+
+    defaults = written.get("defaults")
+    if isinstance(defaults, str):
+        return config_error(
+            "bad-config",
+            "defaults",
+            show(defaults),
+            error="defaults",
+            source=lines.get("defaults"),
+            value=defaults,
+        )
+    return visit(written, "")
+
+
+def _list_for_block(
+    key: str, value: Sequence[object], source: Source | None
+) -> ConfigError:
+    """Return the error about a list for a key that needs a block. The blocks of the list are merged for the fix.
+
+    An item may be a text such as `actor: 0-7`, which is a block without the blank or in quotes.
+    """
+    merged: dict[object, object] = {}
+    whole = True
+    for item in value:
+        pair = re.fullmatch(r"\s*([\w,.]+)\s*[:=]\s*([^:={}]+)", str(item))
+        if isinstance(item, Mapping):
+            merged |= item
+        elif pair is not None:
+            merged[pair[1]] = pair[2].strip()
+        else:
+            whole = False
+    return config_error(
+        "wrong-type",
+        key,
+        show(value),
+        error="list-of-blocks",
+        source=source,
+        name=key.rpartition(".")[2],
+        block=show(merged) if merged and whole else "{...}",
+    )
 
 
 def closes(text: str) -> bool:

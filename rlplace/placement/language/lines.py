@@ -9,7 +9,7 @@ import dataclasses
 import re
 from collections.abc import Collection, Mapping, Sequence
 
-from rlplace.config.other_names import PLACEMENT_KEYS
+from rlplace.config.other_names import NODE_KEYS, PLACEMENT_KEYS
 from rlplace.placement.language.faults import Fault
 from rlplace.placement.language.fit import (
     MOST_RANKS_EACH,
@@ -79,6 +79,11 @@ def read_line(
             pool = None
             if label is not None:
                 pool = groups[label]
+        node = next((key for key in NODE_KEYS if key in whole.entries), None)
+        if node is not None and pool is not None:
+            facts = {"node": node, "pool": pool}
+            faults.append(Fault("bad-placement", whole, "of_node", facts=facts))
+            return None
         counts = _read_options(whole, faults)
         places = [key for key in PLACES if key in whole.entries]
         if len(places) != 1:

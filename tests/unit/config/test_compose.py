@@ -700,3 +700,97 @@ def test_a_config_of_another_program_names_folders_of_its_project(
     composed = with_defaults(file)
     assert composed is not None
     assert composed.mapping["actor"] == {"model": {"size": 7}}
+
+
+@pytest.mark.parametrize(
+    ("word", "fix"),
+    [
+        ("hydra.run.dir=outputs/x", "runner.output_dir=outputs/x"),
+        ("hydra.sweep.dir=out", "runner.output_dir=out"),
+        ("hydra.job.name=mine", "leave out hydra.job.name=mine"),
+        ("hydra/launcher=joblib", "leave out hydra/launcher=joblib"),
+        ("+hydra.job.chdir=true", "leave out +hydra.job.chdir=true"),
+    ],
+)
+def test_a_key_of_hydra_without_effect_is_refused(word: str, fix: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        with_hydra(["hybrid_ppo", word])
+    (problem,) = caught.value.problems
+    assert (problem.what, problem.fix) == ("has no effect", fix)
+
+
+def test_keys_of_hydra_in_a_file_are_refused_with_their_lines(tmp_path: Path) -> None:
+    """But for the folders that are searched for configs."""
+    text = "defaults: [hybrid_ppo, _self_]\nhydra:\n  run: {dir: outputs}\n  searchpath: []\n"
+    (tmp_path / "mine.yaml").write_text(text, encoding="utf-8")
+    with pytest.raises(ConfigError) as caught:
+        with_hydra([str(tmp_path / "mine.yaml")])
+    (problem,) = caught.value.problems
+    assert problem.key == "hydra.run.dir"
+    assert str(problem.source).endswith("mine.yaml:3")
+    assert str(problem.fix).startswith("runner.output_dir: outputs  ")
+
+
+LINES = "    - actor: 0-7\n    - env: 0-3\n    - rollout: 4-7\n"
+
+
+@pytest.mark.parametrize(
+    "lines",
+    [LINES, LINES.replace("- ", "- '", 3).replace("\n", "'\n")],
+    ids=["blocks", "texts"],
+)
+def test_a_placement_written_as_a_list_over_defaults_becomes_a_block(
+    lines: str, tmp_path: Path
+) -> None:
+    above = "defaults: [hybrid_ppo, _self_]\ncluster:\n"
+    file = tmp_path / "mine.yaml"
+    file.write_text(f"{above}  component_placement:\n{lines}", encoding="utf-8")
+    with pytest.raises(ConfigError) as caught:
+        with_hydra([str(file)])
+    (problem,) = caught.value.problems
+    assert problem.key == "cluster.component_placement"
+    assert problem.fix == "component_placement: {actor: 0-7, env: 0-3, rollout: 4-7}", (
+        problem
+    )
+    file.write_text(f"{above}  {problem.fix}\n", encoding="utf-8")
+    (job,) = with_hydra([str(file)])
+    assert prepare_composed(job).plan.placement.world_size("actor") == 8
+
+
+@pytest.mark.parametrize("place", ["0-3", "all", "part 1/2 of 8"])
+def test_a_component_that_is_placed_at_the_top_of_a_file(
+    place: str, tmp_path: Path
+) -> None:
+    """`actor: 0-3` over defaults: the block of the component is meant to stay, and its place to change."""
+    file = tmp_path / "mine.yaml"
+    above = "defaults: [hybrid_ppo, _self_]\n"
+    file.write_text(f"{above}actor: {place}\n", encoding="utf-8")
+    (job,) = with_hydra([str(file)])
+    with pytest.raises(ConfigError) as caught:
+        prepare_composed(job)
+    (problem,) = caught.value.problems
+    assert problem.key == "actor"
+    line, remark = str(problem.fix).split(" " * 8)
+    assert line == f"cluster.component_placement.actor: {place}"
+    assert remark == "(a line without indent, in place of actor)"
+    file.write_text(f"{above}{line}\n", encoding="utf-8")
+    (mended,) = with_hydra([str(file)])
+    assert mended.mapping["actor"]["optimizer"]["lr"] == 3.0e-3
+    prepare_composed(mended)
+
+
+@pytest.mark.parametrize(
+    ("word", "fix"),
+    [
+        ("actor=0-3", "cluster.component_placement.actor=0-3"),
+        ("cluster.env=4-7", "cluster.component_placement.env=4-7"),
+        ("rollout.gpus=4-7", "cluster.component_placement.rollout=4-7"),
+    ],
+)
+def test_a_place_that_is_typed_for_a_component(word: str, fix: str) -> None:
+    (job,) = with_hydra(["hybrid_ppo", word])
+    with pytest.raises(ConfigError) as caught:
+        prepare_composed(job)
+    assert [problem.fix for problem in caught.value.problems] == [fix]
+    (mended,) = with_hydra(["hybrid_ppo", fix])
+    prepare_composed(mended)

@@ -8,14 +8,15 @@ from collections.abc import Mapping
 from rlplace.config.other_names import NO_SUCH, PLACEMENT_KEYS, SPLITS, meant_word
 from rlplace.config.yaml_text import quote
 from rlplace.errors import did_you_mean, one_of, suggestion
-from rlplace.placement.language.complaints.meant import meant_component
+from rlplace.placement.language.complaints.meant import meant_component, meant_numbers
 from rlplace.placement.language.complaints.paste import line_of, open_line
 from rlplace.placement.language.complaints.writer import Facts, Writer
 from rlplace.placement.language.faults import Fault
 from rlplace.placement.language.grammar import BASE
 from rlplace.placement.language.presets import PRESETS, TOGETHER
 from rlplace.placement.language.text import PLACES, Text, entry_of, joined, one_line
-from rlplace.placement.machines.topology import Ranges
+from rlplace.placement.machines.pools import Pool
+from rlplace.placement.machines.topology import Ranges, show_range
 
 # ── The block, its keys and names ───────────────────────────────────────────────────
 
@@ -185,6 +186,66 @@ def _two_places(fault: Fault) -> Facts:
         lines.append(line_of(fault.text, left))
     facts = {"given": " and ".join(places), "lines": one_of(lines)}
     return _known_places(fault) | facts
+
+
+def _of_node(fault: Fault) -> Facts:
+    """Return {"line": line} for the error message about a line that names a machine beside accelerators of it.
+
+    The line has the numbers that these accelerators have in the whole cluster.
+    """
+    text = fault.text
+    pool: Pool = fault.facts["pool"]
+    rank = text.entries[fault.facts["node"]].value
+    others: dict[str, object] = {}
+    numbers: object = "all"
+    for key, entry in text.entries.items():
+        ours = PLACEMENT_KEYS.get(key, key)
+        if ours in PLACES:
+            numbers = entry.value
+            # A count of accelerators does not say which
+            if ours == "accelerators" and isinstance(numbers, int):
+                numbers = None
+        elif key != fault.facts["node"]:
+            others[key] = entry.value
+    ranges = [i.numbers for i in pool.intervals if i.node == rank]
+    counted = _numbers_in(numbers)
+    if isinstance(rank, bool) or len(ranges) != 1 or counted is None:
+        return {"line": open_line(text)}
+    # The same numbers, counted from the first accelerator of the machine
+    machine = ranges[0]
+    pieces = counted or [range(len(machine))]
+    if any(piece.stop > len(machine) for piece in pieces):
+        return {"line": open_line(text)}
+    shown = ",".join(show_range(machine[piece.start : piece.stop]) for piece in pieces)
+    if others:
+        return {"line": line_of(text, {"placement": shown, **others})}
+    return {"line": line_of(text, shown)}
+
+
+def _numbers_in(value: object) -> list[range] | None:
+    """Return the ranges in a value such as `0-3`, `cuda:0-3,6` or [0, 1]; None if it has another form.
+
+    The list is empty if the value means all numbers.
+    """
+    items = value if isinstance(value, list) else [value]
+    found: list[range] = []
+    for item in items:
+        numbers = meant_numbers(str(item))
+        if numbers == "all":
+            return []
+        for piece in (numbers or "").split(","):
+            ends = re.fullmatch(r" *([0-9]{1,7})(?: *- *([0-9]{1,7}))? *", piece)
+            if ends is None:
+                return None
+            first = int(ends[1])
+            last = int(ends[2] or first)
+            if last < first:
+                return None
+            # Neighbours are one range
+            if found and found[-1].stop == first:
+                first = found.pop().start
+            found.append(range(first, last + 1))
+    return found
 
 
 def _known_places(fault: Fault) -> Facts:
@@ -368,6 +429,7 @@ WRITERS: Mapping[tuple[str, str], Writer] = {
     ("unknown-key", "in_placement"): _unknown_key,
     ("bad-placement", "nowhere"): _known_places,
     ("bad-placement", "two_places"): _two_places,
+    ("bad-placement", "of_node"): _of_node,
     ("bad-count", "no_number"): _no_count,
     ("uneven-fraction", "no_whole_number"): _no_fraction,
     ("process-alone", ""): _alone,

@@ -60,7 +60,7 @@ def meant_numbers(piece: str) -> str | None:
         return None
     # A count, such as `8 GPUs` or `first 4`
     counted = re.fullmatch(
-        r"(?:the )?first ([1-9][0-9]{0,6})(?: gpus?)?|([1-9][0-9]{0,6}) ?(?:gpus|npus|cards)",
+        r"(?:the )?first ([1-9][0-9]{0,6})(?: gpus?)?|([1-9][0-9]{0,6}) ?(?:x ?gpus?|gpus|npus|cards)",
         guess,
     )
     if counted is not None:
@@ -75,10 +75,15 @@ def other_place(text: Text) -> str | None:
     words = text.text.strip().lower()
     if words in ("cpu", "cpus", "none", "host", "no gpu"):
         return line_of(text, "cpu")
-    same = re.fullmatch(r"(?:same(?:_as| as|:)? ?|with |like )?([a-z_]+)", words)
+    if re.fullmatch("all (?:the )?(?:gpus|accelerators|devices|cards)", words):
+        return line_of(text, "all")
+    same = re.fullmatch(
+        r"(?:same(?:_as| as)?:? ?|with |like |(?:co-?l+ocated?|together|shared?) with )?([a-z_]+)",
+        words,
+    )
     if same is not None and same[1] in {*COMPONENTS.values(), "env"} - {"", text.leaf}:
         return line_of(text, {"same_as": same[1]})
-    split = re.fullmatch(r"(.+?)[ ,;]+(\w+) ?[=:] ?([0-9]+)", words)
+    split = re.fullmatch(r"(.+?)[ ,;]+([a-z_]+) ?[=:]? ?([0-9]+)", words)
     if split is not None and split[2] in PARALLEL:
         numbers = meant_numbers(split[1]) or split[1]
         sized = {"accelerators": numbers, PARALLEL[split[2]]: int(split[3])}

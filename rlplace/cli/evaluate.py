@@ -37,6 +37,15 @@ _DEFAULTS = {
     "transcripts": "",
 }
 WORDS = tuple(_DEFAULTS)
+# Words of other programs -> our words
+_OTHER_NAMES = {
+    **dict.fromkeys(
+        ("n_eval_episodes", "num_episodes", "n_episodes", "eval_episodes", "n"),
+        "episodes",
+    ),
+    **dict.fromkeys(("save_video", "capture_video", "record", "out"), "video"),
+    **dict.fromkeys(("max_steps", "max_episode_steps", "n_timesteps"), "longest"),
+}
 _EPISODES = 20  # number of episodes that a fix suggests
 
 
@@ -85,11 +94,7 @@ def read_line(argv: Sequence[str]) -> Line:
     """Parse the words `argv` of a command line, without the program. Raises ConfigError."""
     parser = OptionParser(
         typed("evaluate"),
-        word_of=lambda name, value: (
-            f"{near}={value or '<value>'}"
-            if (near := did_you_mean(name, _DEFAULTS))
-            else None
-        ),
+        word_of=_word_of,
         check=lambda run: find_trained(run, _KEY, verified=False),
         usage="%(prog)s RUN [episodes=20] [seed=0] [deterministic=true] [longest=100000] [video=FILE.mp4|.gif]"
         " [transcripts=FILE] [--format text|json]",
@@ -160,6 +165,18 @@ def read_line(argv: Sequence[str]) -> Line:
         transcripts=transcripts,
     )
     return Line(run=named[0], form=options.format, request=request)
+
+
+def _word_of(name: str, value: str) -> str | None:
+    """Return the word `key=value` that an unknown option probably means; None if this is not clear.
+
+    `name`, `value`: those of the option; the value is "" without one.
+    """
+    near = _OTHER_NAMES.get(name) or did_you_mean(name, _DEFAULTS)
+    if near is None:
+        return None
+    usual = "true" if near == "deterministic" else "<value>"
+    return f"{near}={value or usual}"
 
 
 def _unclear(words: Sequence[str], named: Sequence[str]) -> ConfigError:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import itertools
 import json
 import shlex
 import sys
@@ -19,10 +20,9 @@ from rlplace.codes import codes, config_error
 from rlplace.commands import answered, typed
 from rlplace.config import compose
 from rlplace.config.options import OptionParser
-from rlplace.config.paths import names_file
-from rlplace.config.unknown_keys import word_meant
+from rlplace.config.paths import names_config, names_file
 from rlplace.config.validate import config_schema
-from rlplace.errors import did_you_mean
+from rlplace.errors import ConfigError, did_you_mean
 from rlplace.json_text import parsed
 from rlplace.placement.memory.ledger import Measurements
 from rlplace.placement.memory.records import read_measurements
@@ -43,6 +43,8 @@ DOES_NOT_FIT = 3
 USAGE = Path(__file__).with_name("plan_usage.txt")
 
 FORMATS = ("text", "json", "svg", "html", "timeline")
+# Another format -> the nearest
+_FORMS = dict.fromkeys(("png", "pdf", "jpg", "dot", "mermaid"), "svg")
 _COMMANDS = ("explain", "solve", "schema", "import")
 
 
@@ -110,6 +112,13 @@ def _answer(words: list[str]) -> int:
             rank.isdecimal() and another.isdecimal()
         ):
             return _explain_pair([(one, int(rank)), (other, int(another))], rest)
+        case ["explain", config, topic, *rest] if (
+            config in compose.config_names() and topic not in compose.config_names()
+        ):
+            command = shlex.join(["explain", topic, config, *rest])
+            raise config_error(
+                "bad-option", "explain", config, error="topic-first", command=command
+            )
         case ["explain", topic, *rest]:
             return _explain(topic, rest)
         case ["explain"]:
@@ -127,7 +136,52 @@ def _answer(words: list[str]) -> int:
                 command=shlex.join([near, *rest]),
             )
         case _:
+            told = _other_order(words)
+            if told is not None:
+                raise told
             return _plan(_request(words))
+
+
+def _other_order(words: Sequence[str]) -> ConfigError | None:
+    """Return the error about a subcommand behind the config, or about two configs without --diff; None for others.
+
+    `words`: words of the command line.
+    """
+    if "--diff" in words:
+        return None
+    plain = [w for w in words if not w.startswith("-") and names_config(w)]
+    known = {*compose.config_names(), *compose.group_names(compose.TASK)}
+    configs = [word for word in plain if word in known or names_file(word)]
+    others = [word for word in plain if word not in configs]
+    # hybrid_ppo explain actor, --solve prompts, solve=prompts
+    for word in words:
+        name, _, value = word.lstrip("-").partition("=")
+        is_plain = word == name
+        near = did_you_mean(name, _COMMANDS) if is_plain else name
+        if near not in ("explain", "solve") or not configs:
+            continue
+        topics = [value] if value else others
+        rest = [w for w in words if w not in (word, *topics, *configs)]
+        topics = [topic for topic in topics if topic != word]
+        command = shlex.join([near, *topics, *configs, *rest])
+        return config_error(
+            "bad-option",
+            "plan",
+            word,
+            error="command-first",
+            commands=", ".join(_COMMANDS),
+            command=command,
+        )
+    # hybrid_ppo vs disaggregated_ppo, diff hybrid_ppo disaggregated_ppo
+    named = {*others} <= {"vs", "diff", "and", "with", "compare"}
+    if len(configs) == 2 and named:
+        first, second = configs
+        rest = [word for word in words if word not in plain]
+        command = shlex.join([first, "--diff", second, *rest])
+        return config_error(
+            "bad-option", "plan", second, error="two-configs", command=command
+        )
+    return None
 
 
 def _misspelt_command(word: str) -> str | None:
@@ -149,12 +203,27 @@ def _misspelt_command(word: str) -> str | None:
 
 def _request(words: Sequence[str]) -> Request:
     """Parse the options of `plan`. All words that are not options become the words for Hydra. Raises ConfigError."""
-    parser = OptionParser(typed("plan"), word_of=word_meant, add_help=False)
+    parser = OptionParser(
+        typed("plan"), word_of=compose.word_of, formats=FORMATS, add_help=False
+    )
     for option in ("--diff", "--measured"):
         parser.add_argument(option, nargs="?", const="")
     parser.add_argument("--format", nargs="?", const="", default="text")
     parser.add_argument("--simulator", action="store_true")
     options, rest = parser.parse_known_args(words)
+    for word, after in itertools.pairwise([*rest, ""]):
+        name, _, value = word.partition("=")
+        file = value or after
+        if name in ("-o", "--out", "--output") and file:
+            form = Path(file).suffix.removeprefix(".")
+            raise config_error(
+                "bad-option",
+                name,
+                file,
+                error="printed",
+                form=form if form in FORMATS else "text",
+                file=shlex.quote(file),
+            )
     parser.refuse_unknown(rest, compose.FLAGS)
     form = options.format
     diff = options.diff
@@ -166,7 +235,7 @@ def _request(words: Sequence[str]) -> Request:
             form,
             error="format",
             formats=", ".join(FORMATS),
-            near=did_you_mean(form, FORMATS) or "text",
+            near=_FORMS.get(form) or did_you_mean(form, FORMATS) or "text",
         )
     if diff == "":
         raise config_error("bad-option", "--diff", error="diff")

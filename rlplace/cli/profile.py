@@ -17,7 +17,6 @@ from rlplace.codes import config_error
 from rlplace.commands import DONE, answered, typed
 from rlplace.config import compose
 from rlplace.config.options import OptionParser
-from rlplace.config.unknown_keys import word_meant
 from rlplace.contract.registry import job_of
 from rlplace.errors import ClusterError, ConfigError, OutputError, ProblemsError
 from rlplace.foresight.costs import fit_error, gathered
@@ -40,7 +39,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _measure(argv: Sequence[str]) -> int:
     about = "Runs a job for a few iterations under several placements; the profile says what each part of it takes."
-    parser = OptionParser(typed("profile"), word_of=word_meant, description=about)
+    parser = OptionParser(typed("profile"), word_of=compose.word_of, description=about)
     parser.add_argument(
         "--out", help="the file to write; a folder beside the job's runs otherwise"
     )

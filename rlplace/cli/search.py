@@ -26,7 +26,6 @@ from rlplace.config import compose
 from rlplace.config.found import value_at
 from rlplace.config.keys import PLACEMENT
 from rlplace.config.options import OptionParser
-from rlplace.config.unknown_keys import word_meant
 from rlplace.config.yaml_text import with_values
 from rlplace.errors import (
     OutputError,
@@ -61,6 +60,11 @@ WORDS = (
     "vary",
     "seconds",
 )
+# Words of other programs -> our words
+_OTHER_WORDS = {
+    **dict.fromkeys(("time", "timeout", "time_limit", "budget", "max_time"), "seconds"),
+    **dict.fromkeys(("gpus", "num_gpus", "n_gpus"), "accelerators"),
+}
 _SECONDS = 60.0
 # number of other accelerator counts to try if the requested ones have no plan
 _NEAREST = 16
@@ -118,7 +122,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def read_request(words: Sequence[str]) -> Request:
     """Parse the options of `search`. All words that are not options become the words for Hydra. Raises ConfigError."""
-    parser = OptionParser(typed("search"), word_of=word_meant, add_help=False)
+    parser = OptionParser(typed("search"), word_of=compose.word_of, add_help=False)
     parser.add_argument("--format", nargs="?", const="", default="text")
     parser.add_argument("--apply", nargs="?", const="")
     parser.add_argument("--probe", nargs="?", const="", default="0")
@@ -149,7 +153,8 @@ def read_request(words: Sequence[str]) -> Request:
                 name=name,
                 value=value or "<a value>",
             )
-        if "=" in word and name not in WORDS and (near := did_you_mean(name, WORDS)):
+        near = _OTHER_WORDS.get(name) or did_you_mean(name, WORDS)
+        if "=" in word and name not in WORDS and near is not None:
             raise config_error(
                 "bad-option",
                 name,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import dataclasses
+import os
 import re
 import shlex
 import sys
@@ -98,6 +99,11 @@ MODEL = "model"
 # Config groups whose files set keys of any block: an environment with the settings to learn it, and a placement
 TASK = "task"
 PLACEMENT = "placement"
+# Other words for all components in one place -> the name of that placement
+_TOGETHER = dict.fromkeys(
+    ("colocate", "colocated", "colocate_all", "collocate", "collocate_all", "together"),
+    "collocated",
+)
 # The config that a task completes: `task=hopper`, or `hopper` as the name of a config
 OF_TASKS = "ppo"
 # Codes of the errors about a name that a group does not have
@@ -225,7 +231,7 @@ class CommandLine:
 
 def _parser() -> OptionParser:
     """Return a parser of Hydra's flags. For an unknown flag, its error proposes the flag or key that may be meant."""
-    parser = OptionParser("command line", word_of=word_meant, add_help=False)
+    parser = OptionParser("command line", word_of=word_of, add_help=False)
     for name, short in (("config-name", "cn"), ("config-path", "cp"), ("package", "p")):
         parser.add_argument(f"--{name}", f"-{short}")
     parser.add_argument("--config-dir", "-cd", action="append", default=[])
@@ -235,6 +241,15 @@ def _parser() -> OptionParser:
     parser.add_argument("--cfg", "-c", choices=("job", "hydra", "all"))
     parser.add_argument("overrides", nargs="*")
     return parser
+
+
+def word_of(name: str, value: str) -> str | None:
+    """Return the override that is probably meant by the unknown option `--name=value`; None if this is not clear."""
+    if name == MODEL and value in group_names(MODEL):
+        return f"{MODEL}@actor.model={value}"
+    if name in (TASK, PLACEMENT) and value in group_names(name):
+        return f"{name}={value}"
+    return word_meant(name, value)
 
 
 # Hydra's flags, which may stand beside overrides
@@ -879,6 +894,19 @@ def _for_hydra(override: Override, line: CommandLine, places: Sequence[str]) -> 
             name=word,
             line=override_word("runner.output_dir", unquoted(value)),
         )
+    if re.fullmatch("[A-Z][A-Z0-9_]*_[A-Z0-9_]+", key) and key not in every_place():
+        raise config_error(
+            "unknown-key",
+            key,
+            word,
+            error="of-environment",
+            name=key,
+            value=shlex.quote(value),
+        )
+    # An unknown key with a comma in its value is told as an unknown key
+    named = "." in key or "@" in key or "/" in key or key in every_place()
+    if is_comma_list and not named and not line.swept and group not in _UNKNOWN:
+        return f"++{key}={QuotedString(value, Quote.double).with_quotes()}"
     # A sweep needs --multirun
     if override.is_sweep_override() and not line.swept:
         which = "comma"
@@ -889,14 +917,29 @@ def _for_hydra(override: Override, line: CommandLine, places: Sequence[str]) -> 
         elif re.fullmatch("0,[0-9]{2,}", value):
             which = "decimal-comma"
             value = value.replace(",", ".")
+        elif ", " in value:
+            which = "text"
+            word = f"{key}={QuotedString(value, Quote.double).with_quotes()}"
+        numbers = re.fullmatch(r"range\((?:([0-9]+), *)?([0-9]+)\)", value)
+        if numbers is not None and key.startswith("cluster.component_placement."):
+            first = int(numbers[1] or 0)
+            last = int(numbers[2]) - 1
+            if first <= last:
+                which = "range-of-place"
+                value = f"{first}-{last}"
         raise config_error(
             "override-is-sweep",
             key,
-            word,
+            str(override.input_line),
             error=which,
-            word=word,
+            word=shlex.quote(word),
             path=key,
             value=value,
+        )
+    of_component = key.endswith(f".{MODEL}") and "@" not in key
+    if of_component and value in group_names(MODEL, line.folders):
+        raise config_error(
+            "renamed-key", key, word, error="name-of-model", path=key, value=value
         )
     if key == MODEL:
         raise config_error("renamed-key", MODEL, word, error="model-group", value=value)
@@ -989,10 +1032,20 @@ def _declared(key: str, name: str, line: CommandLine) -> str:
         # Another product is another cluster
         if near is not None and near.partition("x")[2].lower() != of_product:
             near = None
-        # A name that ends early
-        longer = [other for other in known if other.lower().startswith(name.lower())]
-        if near is None and len(longer) == 1:
-            near = longer[0]
+        # A product alone, or in front of the number: the smallest of it
+        product = re.sub(r"^[0-9]+x|x[0-9]+$", "", name.lower())
+        number = re.search("x([0-9]+)$", name.lower())
+        of_kind = [other for other in known if other.lower().endswith(f"x{product}")]
+        if number is not None:
+            of_kind = [o for o in of_kind if o.startswith(f"{number[1]}x")]
+        if near is None and of_kind and not name[:1].isdigit():
+            near = min(of_kind, key=lambda other: (len(other), other))
+    if group == PLACEMENT:
+        near = _TOGETHER.get(name.lower(), near)
+    # A name that ends early
+    longer = [other for other in known if other.lower().startswith(name.lower())]
+    if near is None and len(longer) == 1:
+        near = longer[0]
     if near is None and group == TASK:
         near = _task_of(name, known)
     raise config_error(
@@ -1050,6 +1103,15 @@ def _config_error(error: Exception, line: CommandLine) -> ConfigError:
         return wrong
     # The override that Hydra could not apply, if it was that
     first, _, rest = str(error).strip().partition("\n")
+    twice = re.search("To override a value use '(override .+)'", first)
+    if twice is not None:
+        return config_error(
+            "bad-config",
+            "defaults",
+            error="override-of-default",
+            message=first.partition(". To")[0],
+            line=twice[1],
+        )
     refused = _refused_prefix(first, line)
     if refused is not None:
         return refused
@@ -1154,6 +1216,12 @@ def _no_such_part(error: MissingConfigException, line: CommandLine) -> ConfigErr
 
 def _check_is_block(line: CommandLine) -> None:
     """Raise ConfigError if the config's file is a YAML list. A file that is not YAML is ignored."""
+    for number, row in enumerate(line.text.splitlines(), start=1):
+        if "\u00a0" in row[: len(row) - len(row.lstrip())]:
+            source = Source(file=_short(line.file), line=number)
+            raise config_error(
+                "bad-yaml", "config", row.strip(), error="no-break-space", source=source
+            )
     with contextlib.suppress(yaml.YAMLError):
         if isinstance(yaml.compose(line.text), yaml.SequenceNode):
             raise config_error("bad-config", line.file.name, error="list")
@@ -1177,6 +1245,9 @@ def _not_an_override(word: str, words: Sequence[str]) -> ConfigError:
         if closes(text):
             joined = text
             break
+    # A list without commas: [console wandb]
+    if joined is not None and re.fullmatch(r"[^=]+=\[[\w.-]+( [\w.-]+)+\]", joined):
+        joined = joined.replace(" ", ",")
     if not closes(word) and joined is not None:
         return config_error(
             "bad-config", key, word, error="split", joined=shlex.quote(joined)
@@ -1299,6 +1370,12 @@ def _not_resolved(
             near = _referred_key(match[1], key, value, sources)
             which = "referred-key"
             facts |= {"name": match[1], "hint": suggestion(near)}
+            if match[1].isupper() and match[1] in os.environ:
+                which = "reference-to-variable"
+                facts["corrected"] = str(value).replace(
+                    f"${{{match[1]}}}", f"${{oc.env:{match[1]}}}"
+                )
+                near = None
             if near and value:
                 which = "misspelt-referred-key"
                 facts["corrected"] = str(value).replace(match[1], near)
@@ -1312,6 +1389,8 @@ def _not_resolved(
         match = re.search(r"type (\S+)", message)
         if match:
             near = did_you_mean(match[1], _RESOLVERS)
+            if match[1] in ("env", "ENV", "environ"):
+                near = "oc.env"
             which = "resolver"
             facts |= {"name": match[1], "near": near}
             if near:

@@ -39,7 +39,8 @@ def as_number(text: str, of: object) -> str | None:
 
     For example, YAML 1.1 reads `3e-4` as a text; the result is `3.0e-4`. `of`: type of the number, int or float.
     """
-    # A comma behind it, as in Python
+    # A remark or a comma behind it, as in Python
+    text = re.sub(r"\s*(?:#|//).*$", "", text)
     text = text.strip().removesuffix(",").strip()
     if re.fullmatch(r"[-+]?[0-9]+", text):
         return str(int(text))

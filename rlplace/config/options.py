@@ -16,6 +16,13 @@ from rlplace.errors import ConfigError, Problem, did_you_mean
 DASHES = "\u2010\u2011\u2012\u2013\u2014\u2015\u2212"
 
 
+_CONFIG_NAME = "--config-name"
+# Options of other programs for a config's file
+_CONFIG_OPTIONS = ("config", "config_name", "config_file", "cfg_file", "yaml")
+# Names of the argument with the folder of a run
+_FOLDERS = ("run", "checkpoint", "folder", "path", "ckpt", "model", "dir", "name")
+
+
 def _at_home(word: str) -> str:
     """Return a command-line word with `~` expanded in `--option=~/path`, since a shell does not expand it there."""
     option, equals, value = word.partition("=")
@@ -39,6 +46,7 @@ class OptionParser(argparse.ArgumentParser):
         *,
         word_of: Callable[[str, str], str | None] = lambda name, value: None,
         check: Callable[[str], object] | None = None,
+        formats: Collection[str] = (),
         **options: Any,
     ) -> None:
         """Create a parser without options.
@@ -46,11 +54,14 @@ class OptionParser(argparse.ArgumentParser):
         `command`: the command as the user has typed it. `word_of`: a function that takes name and value of an unknown
         option, and returns the override `key=value` that the user probably means, or None. `check`: a function that
         takes the first argument, and raises ConfigError if nothing of this name exists; its problems are told together
-        with those of the options. `options`: further arguments for `argparse.ArgumentParser`.
+        with those of the options. `formats`: values of the option --format, if argparse does not know them. `options`:
+        further arguments for `argparse.ArgumentParser`.
         """
         super().__init__(prog=command, allow_abbrev=False, **options)
         self._word_of = word_of
         self._check = check
+        self._of_format = formats
+        self._others: Collection[str] = ()
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
         self.words = self.words or (sys.argv[1:] if args is None else [*args])
@@ -66,6 +77,7 @@ class OptionParser(argparse.ArgumentParser):
         `rest`: words that this parser has not consumed. `others`: names of the options that a second parser, such as
         Hydra's, will consume.
         """
+        self._others = others
         problems: list[Problem] = []
         for word in rest:
             if word.startswith("-") and word.partition("=")[0] not in others:
@@ -109,6 +121,11 @@ class OptionParser(argparse.ArgumentParser):
                 return word
             if action_before is None:
                 behind_unknown.append(word)
+        # An argument that may be left out is not looked for there
+        if any(
+            action.nargs == "?" for action in self._actions if not action.option_strings
+        ):
+            return None
         return next(iter(behind_unknown), None)
 
     def _error_of(self, message: str) -> ConfigError:
@@ -209,6 +226,11 @@ class OptionParser(argparse.ArgumentParser):
             key = self._word_of(name.replace("-", "_"), value)
         if key is not None:
             return config_error("bad-option", option, got, error="key", meant=key)
+        # An option for what is an argument without one: --run runs/a
+        if near is None and value and self._is_argument(name):
+            return config_error(
+                "bad-option", option, got, error="argument", value=value
+            )
         # A format without its option
         meant = f"{near} {value}".strip()
         if near is None and name in self._formats():
@@ -230,13 +252,25 @@ class OptionParser(argparse.ArgumentParser):
 
     def _formats(self) -> Collection[str]:
         """Return the allowed values of the option --format; empty if the parser does not have this option."""
+        if self._of_format:
+            return self._of_format
         for action in self._actions:
             if "--format" in action.option_strings:
                 return [str(choice) for choice in action.choices or ()]
         return ()
 
+    def _is_argument(self, name: str) -> bool:
+        """Return whether the name of an unknown option is that of an argument, or another word for it."""
+        arguments = {argument.lower() for argument in self._positional()}
+        if not arguments.isdisjoint(_FOLDERS):
+            arguments |= {*_FOLDERS}
+        return name.lower() in arguments
+
     def _near(self, word: str) -> str | None:
         option = word.partition("=")[0]
+        plain = option.lstrip("-" + DASHES).replace("-", "_")
+        if plain in _CONFIG_OPTIONS and _CONFIG_NAME in self._others:
+            return _CONFIG_NAME
         known = [
             name
             for action in self._actions

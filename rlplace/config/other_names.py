@@ -17,12 +17,12 @@ from rlplace.errors import did_you_mean
 
 # Key of rlplace -> names in other libraries. A name with a leading dot is looked up below the component's block.
 _KEYS = {
-    "cluster.accelerators_per_node": "n_gpus_per_node num_gpus_per_node gpus_per_node accelerators",
+    "cluster.accelerators_per_node": "nproc_per_node n_gpus_per_node num_gpus_per_node gpus_per_node accelerators",
     "cluster.num_nodes": "nnodes n_nodes node_num",
     "runner.total_iterations": "total_training_steps num_iterations num_rollout iterations max_iterations num_updates "
     "training_iterations",
     "runner.output_dir": "default_local_dir save_path log_dir ckpt_path ckpt_dir checkpoint_dir",
-    "cluster.component_placement": "placements gpu_placement resource_placement",
+    "cluster.component_placement": "placement placements gpu_placement resource_placement",
     "checkpoint.every": "save_freq save_every save_interval save_steps checkpoint_every checkpoint_freq",
     "checkpoint.keep_last": "keep keep_checkpoints save_total_limit max_ckpt_to_keep max_ckpt_num",
     "runner.eval_every": "test_freq eval_steps eval_freq eval_interval val_check_interval",
@@ -303,6 +303,10 @@ _A2C = {
     "gae_lambda": 1.0,
     "normalize_advantages": False,
 }
+_OF_SIMULATORS: Mapping[str, Mapping[str, object]] = {
+    "a2c": _A2C,
+    "gae": {"name": "ppo"},
+}
 _OF_TEXT: Mapping[str, Mapping[str, object]] = {
     "gspo": {"name": "grpo", "ratio": "sequence", "loss": "sequence"},
     "cispo": {"name": "grpo", "surrogate": "cispo"},
@@ -452,7 +456,7 @@ def as_settings(name: object, *, typed: bool, text: bool) -> str | None:
     `typed`: form of the result. True: overrides for a command line. False: lines of a config file. `text`: whether a
     language model is trained.
     """
-    others = _OF_TEXT if text else {"a2c": _A2C, "gae": {"name": "ppo"}}
+    others = _OF_TEXT if text else _OF_SIMULATORS
     settings = others.get(str(name).lower())
     if settings is None:
         return None

@@ -35,6 +35,20 @@ def meant_by(
     if value.startswith("="):
         plain = value.lstrip("=")
         return Meant("pair", {"name": key, "value": plain}) if plain else None
+    # A comma behind it, as in Python: gamma=0.98,
+    if value.endswith(",") and parses(word[:-1]):
+        return Meant("comma-behind", {"plain": word[:-1]})
+    # Blanks around the sign in one word: 'gamma = 0.98'
+    if key != key.strip() and parses(f"{key.strip()}={value.strip()}"):
+        return Meant("pair", {"name": key.strip(), "value": value.strip()})
+    # A list in round brackets: (64,64)
+    numbers = re.fullmatch(r"\(([^()\[\]{}]*)\)", value)
+    if numbers is not None and parses(f"{key}=[{numbers[1]}]"):
+        return Meant("pair", {"name": key, "value": f"[{numbers[1].rstrip(',')}]"})
+    # More of a list: sinks+=[wandb]
+    if key.endswith("+"):
+        items = value.strip("[]")
+        return Meant("more-of-list", {"name": key[:-1], "value": items})
     # Keys in brackets: algorithm[gamma]
     if re.fullmatch(r"\w+(\[['\"]?\w+['\"]?\])+", key):
         path = re.sub(r"\[['\"]?(\w+)['\"]?\]", r".\1", key)
@@ -58,6 +72,17 @@ def _of_several_words(word: str, words: Sequence[str]) -> Meant | None:
     # A range with blanks: 0 - 3
     if word == "-" and re.search(r"=[0-9,-]*[0-9]$", before) and after[:1].isdigit():
         return Meant("split", {"joined": f"{before}-{after}"})
+    # A value behind a blank: gamma= 0.98
+    if before.endswith("=") and "=" not in word:
+        return Meant("pair", {"name": before[:-1], "value": word})
+    # Text with blanks: env.system=You are helpful
+    if "=" in before and not _PATH.fullmatch(word) and word[:1].isalpha():
+        text = [before]
+        for each in words[at:]:
+            if "=" in each or each.startswith("-"):
+                break
+            text.append(each)
+        return Meant("split", {"joined": " ".join(text)})
     # A key and its value, with a blank between them
     if _PATH.fullmatch(word) and after and "=" not in after and after[0] != "-":
         return Meant("pair", {"name": word, "value": after})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterator
 from typing import Any
@@ -22,10 +23,17 @@ def implausible(config: Any) -> Iterator[Problem]:
 
     `config`: the config of a shipped job.
     """
+    yield from _resume(config.resume)
     yield from _address(config.cluster.ray.address)
     yield from _memory(config.cluster)
     yield from _lower_clip(config.algorithm)
     yield from _batch(config.algorithm)
+
+
+def _resume(named: str | None) -> Iterator[Problem]:
+    """Yield a problem if the checkpoint to resume from is a word for the newest one, and no such folder exists."""
+    if named in ("last", "latest", "newest", "true") and not os.path.exists(named):
+        yield problem("wrong-type", "resume", named, error="newest")
 
 
 def _address(address: str | None) -> Iterator[Problem]:

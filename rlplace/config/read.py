@@ -13,7 +13,7 @@ import math
 import re
 import shlex
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import NoneType
 from typing import TYPE_CHECKING, Any, TypeVar, cast
@@ -59,6 +59,7 @@ from rlplace.config.unknown_keys import (
     placed_at,
     reject_model_keys,
     reject_unknown,
+    word_meant,
 )
 from rlplace.config.which_job import MARKED, USUAL, find_job, has_marked_keys
 from rlplace.config.yaml_text import quote, show
@@ -81,6 +82,7 @@ _T = TypeVar("_T")
 _TORN_LINES = {
     "no-blank": re.compile(r"(\w+):([^\s:].*)"),
     "no-colon": re.compile(r"(\w+) +(\S+)"),
+    "equals-for-colon": re.compile(r"(\w+) *= *(\S+)"),
 }
 MOST_WHOLE = (1 << 63) - 1  # upper bound of whole numbers without another bound
 # In the meaning of a key: the value that switches off what the key sets
@@ -128,6 +130,7 @@ def try_config(
     found = Found(sources=sources or {})
     written = with_homes(mapping)
     _spread(written)
+    _report_variables(written, found)
     if (
         library := next((LIBRARIES[key] for key in LIBRARIES if key in written), None)
     ) is not None:
@@ -484,6 +487,13 @@ def _report_no_block(wrong: _Wrong, found: Found) -> None:
         )
         return
     text = value if isinstance(value, str) else ""
+    # Several lines, which YAML joins by blanks
+    pairs = re.findall(r"(\w+)(?:: *| *= *)(\S+)", text)
+    joined = re.fullmatch(r"(?:\w+(?:: *| *= *)\S+(?: +|$)){2,}", text)
+    if joined is not None and {name for name, _ in pairs} <= {*known}:
+        lines = "\n".join(f"{name}: {written}" for name, written in pairs)
+        found.reject("wrong-type", wrong.key, value, error="torn-lines", lines=lines)
+        return
     for error, form in _TORN_LINES.items():
         torn = form.fullmatch(text)
         if torn is not None and torn[1] in known:
@@ -498,7 +508,14 @@ def _report_no_block(wrong: _Wrong, found: Found) -> None:
             return
     line = f"{leaf}: {block_of_name(below, value)}"
     if wrong.is_item:
-        line = _whole_list(path, block_of_name(below, value), wrong.written)
+        # All names of the list at once
+        items = functools.reduce(lambda of, step: of[step], path[:-1], wrong.written)
+        texts = [
+            block_of_name(below, item) if isinstance(item, str) else quote(item)
+            for item in items
+        ]
+        texts[int(path[-1])] = block_of_name(below, value)
+        line = f"{path[-2]}: [{', '.join(texts)}]"
     found.reject("wrong-type", wrong.key, value, error="block-by-name", line=line)
 
 
@@ -626,6 +643,22 @@ def _spread(mapping: dict[str, Any]) -> None:
 def _of_library(library: str, written: Mapping[str, object], found: Found) -> None:
     """Report one problem to `found`: the config `written` is a config of the library `library`, not of rlplace."""
     theirs = [key for key in written if key in LIBRARIES]
+    # Words of a command line: each has a key of its own
+    if all(_is_typed(key, found) for key in theirs):
+        for key in theirs:
+            for path, value in _leaves(key, written[key]):
+                name = path.removeprefix("actor_rollout_ref.")
+                meant = word_meant(name, show(value))
+                found.reject(
+                    "unknown-key",
+                    path,
+                    value,
+                    error="word-of-library" if meant else "no-word-of-library",
+                    library=library,
+                    line=meant,
+                    name=path,
+                )
+        return
     found.reject(
         "unknown-key",
         theirs[0],
@@ -633,6 +666,39 @@ def _of_library(library: str, written: Mapping[str, object], found: Found) -> No
         library=library,
         blocks=", ".join(theirs),
     )
+
+
+def _report_variables(written: Mapping[str, object], found: Found) -> None:
+    """Report each text to `found` that begins with a variable of the shell, such as `$HOME/runs`: it stays as it is."""
+    for name, block in written.items():
+        for path, value in _leaves(name, block):
+            variable = re.match(r"\$([A-Z_][A-Z0-9_]*)(?=/|$)", str(value))
+            if variable is None or not isinstance(value, str):
+                continue
+            leaf = path.rpartition(".")[2]
+            rest = value[variable.end() :]
+            found.reject(
+                "bad-config",
+                path,
+                value,
+                error="variable-of-shell",
+                line=f"{leaf}: ${{oc.env:{variable[1]}}}{rest}",
+            )
+
+
+def _is_typed(key: str, found: Found) -> bool:
+    """Return whether a key is set on the command line. `found`: knows where keys are set."""
+    source = source_of(key, found.sources)
+    return source is not None and source.file.startswith(COMMAND_LINE)
+
+
+def _leaves(path: str, value: object) -> Iterator[tuple[str, object]]:
+    """Yield (path, value) for each plain value below a key. `path`: path of the key. `value`: its value."""
+    if not isinstance(value, Mapping):
+        yield path, value
+        return
+    for name, below in value.items():
+        yield from _leaves(f"{path}.{name}", below)
 
 
 # ── renamed keys ─────────────────────────────────────────────────────────────────────────────────────────────────────

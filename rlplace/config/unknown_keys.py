@@ -617,9 +617,10 @@ def word_meant(name: str, value: str) -> str | None:
     if name == "resume" and not value:
         return "resume=auto"
     for job in jobs():
-        ours = in_our_words(name, value)
-        if value and ours is not None and ours[0] in all_places(job):
-            return f"{ours[0]}={show(ours[1])}"
+        # A switch has no value: --wandb
+        ours = in_our_words(name.rpartition(".")[2], value or True)
+        if ours is not None and ours[0] in all_places(job):
+            return shlex.quote(f"{ours[0]}={show(ours[1])}")
     if name in ENV_STEPS:
         # How many iterations that is depends on the config
         steps = value or "steps"

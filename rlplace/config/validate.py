@@ -30,7 +30,7 @@ from rlplace.config.other_names import meant_word
 from rlplace.config.own import OWN, OWN_NAME, OwnName, block_of_name
 from rlplace.config.read import MOST_WHOLE
 from rlplace.config.which_job import MARKED, MODEL_KEYS, USUAL, marks
-from rlplace.config.yaml_text import quote, show
+from rlplace.config.yaml_text import merged_blocks, quote, show
 from rlplace.errors import did_you_mean
 
 DRAFT = "https://json-schema.org/draft/2020-12/schema"
@@ -333,7 +333,9 @@ def _list_in_text(value: object) -> str | None:
     text = value.strip()
     if re.fullmatch(r"\[[^\[\]{}]*\]", text):
         return text
-    if re.fullmatch(r"\([0-9]+(\s*,\s*[0-9]+)*,?\)|[0-9]+(\s+[0-9]+)+", text):
+    if re.fullmatch(
+        r"\([0-9]+(\s*,\s*[0-9]+)*,?\)|[0-9]+(\s+[0-9]+)+|[0-9]+(\s*x\s*[0-9]+)+", text
+    ):
         return f"[{', '.join(re.findall('[0-9]+', text))}]"
     return None
 
@@ -552,9 +554,8 @@ def _no_placement(value: object) -> PydanticCustomError:
     if value in ("all", "colocated", "collocated", "colocate", "colocate_all"):
         fits = "{preset: colocate_all}"
     elif isinstance(value, list) and value:
-        blocks = [item for item in value if isinstance(item, dict)]
-        if len(blocks) == len(value):
-            fits = show({key: below for item in blocks for key, below in item.items()})
+        merged = merged_blocks(value)
+        fits = show(merged) if merged else None
     return _error("wrong-type", "placement", fits)
 
 

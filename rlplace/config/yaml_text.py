@@ -268,6 +268,17 @@ def not_yaml(
         elif re.search(r"[{\[].*;.*[}\]]", row):
             which = "semicolon"
             fix = row.strip().replace(";", ",")
+    # `gamma = 0.98`; the mark is at this line or behind it
+    if which == "no-colon" and mark:
+        for near in rows[max(0, mark.line - 1) : mark.line + 1]:
+            pair = re.fullmatch(r"\s*([\w.]+)\s*=\s*([^()=#]+?)\s*(?:#.*)?", near)
+            if pair is not None and which == "no-colon":
+                which = "equals-for-colon"
+                fix = f"{pair[1]}: {pair[2]}"
+    if "another document" in message:
+        which = "documents"
+    elif row.lstrip().startswith("```"):
+        which = "fence"
     # Where it begins says more than where the file ends
     begun = getattr(error, "context_mark", None)
     if "quoted scalar" in str(getattr(error, "context", "")) and begun is not None:
@@ -495,6 +506,20 @@ def not_blocks(
         return None
 
     defaults = written.get("defaults")
+    if isinstance(defaults, dict):
+        # A config alone, or a choice of a group
+        items = [
+            chosen if name in ("config", "base", "_base_") else {name: chosen}
+            for name, chosen in defaults.items()
+        ]
+        return config_error(
+            "bad-config",
+            "defaults",
+            show(defaults),
+            error="defaults-of-block",
+            source=lines.get("defaults"),
+            line=show([*items, "_self_"]),
+        )
     if isinstance(defaults, str):
         return config_error(
             "bad-config",
@@ -510,20 +535,8 @@ def not_blocks(
 def _list_for_block(
     key: str, value: Sequence[object], source: Source | None
 ) -> ConfigError:
-    """Return the error about a list for a key that needs a block. The blocks of the list are merged for the fix.
-
-    An item may be a text such as `actor: 0-7`, which is a block without the blank or in quotes.
-    """
-    merged: dict[object, object] = {}
-    whole = True
-    for item in value:
-        pair = re.fullmatch(r"\s*([\w,.]+)\s*[:=]\s*([^:={}]+)", str(item))
-        if isinstance(item, Mapping):
-            merged |= item
-        elif pair is not None:
-            merged[pair[1]] = pair[2].strip()
-        else:
-            whole = False
+    """Return the error about a list for a key that needs a block. The blocks of the list are merged for the fix."""
+    merged = merged_blocks(value)
     return config_error(
         "wrong-type",
         key,
@@ -531,8 +544,22 @@ def _list_for_block(
         error="list-of-blocks",
         source=source,
         name=key.rpartition(".")[2],
-        block=show(merged) if merged and whole else "{...}",
+        block=show(merged) if merged else "{...}",
     )
+
+
+def merged_blocks(items: Sequence[object]) -> dict[object, object] | None:
+    """Return the block that is meant by a list of blocks, or of texts such as `actor: 0-7`; None for another list."""
+    merged: dict[object, object] = {}
+    for item in items:
+        pair = re.fullmatch(r"\s*([\w,.]+)\s*[:=]\s*([^:={}]+)", str(item))
+        if isinstance(item, Mapping):
+            merged |= item
+        elif pair is not None:
+            merged[pair[1]] = pair[2].strip()
+        else:
+            return None
+    return merged
 
 
 def closes(text: str) -> bool:

@@ -189,7 +189,7 @@ def test_what_is_no_size(text: object, fix: str | None) -> None:
         ("cache", 8, "unknown-choice", None),
         ("many", "atuo", "unknown-choice", "many: auto"),
         ("many", 0, "out-of-bounds", None),
-        ("many", [1], "wrong-type", None),
+        ("many", [1], "wrong-type", "many: 1"),
         ("limit", "none", "wrong-type", "limit: null"),
         ("sizes", 3, "wrong-type", "sizes: [3]"),
         ("sizes", "1,2", "wrong-type", "sizes: [1,2]"),

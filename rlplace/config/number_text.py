@@ -21,6 +21,7 @@ _MOST_POWER = 60  # the result stays a number that a config may have
 _BINARY = re.compile(
     r"token|length|sequence|batch|num_envs|rollout_steps|^prompts$|budget"
 )
+_COUNTED = "iteration|token|step|env|environment|episode|sample|prompt|epoch|gpu|node|sequence|checkpoint"
 _UNITS = {"k": 1, "m": 2}
 
 
@@ -42,6 +43,8 @@ def as_number(text: str, of: object) -> str | None:
     # A remark or a comma behind it, as in Python
     text = re.sub(r"\s*(?:#|//).*$", "", text)
     text = text.strip().removesuffix(",").strip()
+    # What is counted: `100 iterations`
+    text = re.sub(rf"(?<=[0-9])\s+(?:{_COUNTED})s?$", "", text, flags=re.IGNORECASE)
     if re.fullmatch(r"[-+]?[0-9]+", text):
         return str(int(text))
     # Underscores between digits, as in Python

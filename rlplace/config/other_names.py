@@ -18,7 +18,7 @@ from rlplace.errors import did_you_mean
 # Key of rlplace -> names in other libraries. A name with a leading dot is looked up below the component's block.
 _KEYS = {
     "cluster.accelerators_per_node": "nproc_per_node n_gpus_per_node num_gpus_per_node gpus_per_node accelerators",
-    "cluster.num_nodes": "nnodes n_nodes node_num",
+    "cluster.num_nodes": "num_machines machines nnodes n_nodes node_num",
     "runner.total_iterations": "total_training_steps num_iterations num_rollout iterations max_iterations num_updates "
     "training_iterations",
     "runner.output_dir": "default_local_dir save_path log_dir ckpt_path ckpt_dir checkpoint_dir",
@@ -30,27 +30,29 @@ _KEYS = {
     "runner.stop_at_return": "target_reward reward_threshold target_return",
     "algorithm.name": "adv_estimator advantage_estimator adv_type algo",
     "algorithm.prompts": "rollout_batch_size num_prompts",
-    "algorithm.samples_per_prompt": "n n_samples_per_prompt group_size num_return_sequences_in_group num_generations",
+    "algorithm.samples_per_prompt": "num_return_sequences rollouts_per_prompt responses_per_prompt "
+    "completions_per_prompt num_completions n n_samples_per_prompt group_size "
+    "num_return_sequences_in_group num_generations",
     "algorithm.max_new_tokens": "max_response_length response_length generate_max_len "
     "rollout_max_response_len max_tokens max_completion_length",
     "algorithm.max_prompt_length": "prompt_max_len prompt_length rollout_max_prompt_len max_prompt_len",
     "algorithm.train_batch": "global_batch_size",
     "algorithm.dual_clip": "clip_ratio_c",
-    "algorithm.kl_estimator": "kl_penalty kl_penalty_type kl_loss_type",
-    "algorithm.kl_coef": "init_kl_coef kl_beta beta kl_loss_coef",
+    "algorithm.kl_estimator": "kl_type kl_penalty kl_penalty_type kl_loss_type",
+    "algorithm.kl_coef": "kl kl_weight init_kl_coef kl_beta beta kl_loss_coef",
     "algorithm.entropy_coef": "entropy_coeff entropy_bonus ent_coef entropy_loss_coef",
-    "algorithm.gamma": "discount discount_factor",
+    "algorithm.gamma": "gae_gamma discount discount_factor",
     "algorithm.gae_lambda": "lam lambda lambd",
     "algorithm.rollout_steps": "n_steps num_steps rollout_length horizon horizon_length "
     "num_steps_per_env rollout_fragment_length",
     "algorithm.num_minibatches": "n_minibatches num_mini_batches",
     "algorithm.epochs": "ppo_epochs update_epoch update_epochs n_epochs num_epochs mini_epochs "
     "num_learning_epochs num_sgd_iter",
-    "algorithm.clip_ratio_low": "clip_ratio eps_clip cliprange clip_range clip_eps eps_clip_low epsilon "
+    "algorithm.clip_ratio_low": "clip clip_ratio eps_clip cliprange clip_range clip_eps eps_clip_low epsilon "
     "clip_param clip_coef clip_epsilon e_clip",
     "algorithm.clip_ratio_high": "eps_clip_high clip_eps_high epsilon_high",
     "algorithm.value_clip": "cliprange_value value_clip_eps clip_range_vf",
-    "algorithm.value_coef": "vf_coef value_loss_coef critic_coef vf_loss_coeff",
+    "algorithm.value_coef": "value_loss_weight value_weight vf_coef value_loss_coef critic_coef vf_loss_coeff",
     "algorithm.normalize_advantages": "norm_adv adv_norm normalize_adv",
     "algorithm.normalize_observations": "norm_obs normalize_obs normalize_input",
     "algorithm.normalize_rewards": "norm_reward normalize_reward",
@@ -66,6 +68,7 @@ _KEYS = {
     "critic.warmup_iterations": "critic_warmup",
     "reward.url": "remote_rm_url",
     "faults.restarts": "max_restarts",
+    "resume": "resume_path resume_from resume_from_path resume_from_checkpoint resume_mode",
     ".optimizer": "optim",
     ".optimizer.lr": "learning_rate actor_learning_rate critic_learning_rate",
     ".optimizer.beta1": "adam_beta1",
@@ -76,11 +79,14 @@ _KEYS = {
     ".optimizer.warmup_steps": "lr_warmup_steps",
     ".optimizer.schedule": "lr_scheduler_type lr_scheduler lr_schedule lr_decay_style",
     ".model.activation": "activation_fn act_fn nonlinearity",
-    ".model.hidden": "net_arch hidden_sizes hidden_dims hidden_layers mlp_units",
-    ".lora_rank": "lora_r",
+    ".model.hidden": "hidden_layer_sizes net_arch hidden_sizes hidden_dims hidden_layers mlp_units",
+    ".lora_rank": "lora_r lora",
     ".lora_targets": "target_modules lora_target_modules",
     ".model.initial_log_std": "log_std_init",
-    ".checkpointing": "gradient_checkpointing enable_gradient_checkpointing",
+    ".compute": "mixed_precision",
+    ".zero_stage": "zero deepspeed_stage ds_stage",
+    ".checkpointing": "activation_checkpointing recompute use_gradient_checkpointing gradient_checkpointing "
+    "enable_gradient_checkpointing",
     ".activation_offload": "enable_activation_offload enable_activation_offloading activation_offloading",
     ".micro_batch": "micro_batch_size micro_batch_size_per_gpu micro_train_batch_size "
     "ppo_micro_batch_size_per_gpu per_device_train_batch_size log_prob_micro_batch_size_per_gpu",
@@ -91,7 +97,8 @@ _KEYS = {
     "rollout.pipeline_stage_num": "pipeline_stages num_pipeline_stages num_stages",
     "rollout.step_sequences": "max_num_seqs",
     "rollout.step_tokens": "max_num_batched_tokens",
-    "rollout.gpu_memory_utilization": "vllm_gpu_memory_utilization",
+    "rollout.stop": "stop_sequences stop_strings stop_words",
+    "rollout.gpu_memory_utilization": "gpu_mem_util gpu_memory_util gpu_memory_fraction vllm_gpu_memory_utilization",
     "rollout.cache_dtype": "kv_cache_dtype",
 }
 KEYS: Mapping[str, str] = {
@@ -114,6 +121,10 @@ BELOW: Mapping[str, Mapping[str, str]] = {
         "mu": "algorithm.epochs",
         "tau": "algorithm.gae_lambda",
     },
+    "cluster.accelerator": {
+        "type": "cluster.accelerator.kind",
+        "vram": "cluster.accelerator.memory",
+    },
     "actor.optimizer": dict.fromkeys(("type", "name"), "actor.optimizer.kind"),
     "critic.optimizer": dict.fromkeys(("type", "name"), "critic.optimizer.kind"),
     "critic": {"warmup": "critic.warmup_iterations"},
@@ -121,6 +132,7 @@ BELOW: Mapping[str, Mapping[str, str]] = {
     "cluster": {
         "placement": "cluster.component_placement",
         "ray_address": "cluster.ray.address",
+        "gpus": "cluster.accelerators_per_node",
     },
     # verl's block of the data set
     "data": {
@@ -216,7 +228,8 @@ NEEDLESS = {
     "load_in_8bit": "weights of 4 and 8 bits are not trained",
 }
 _MODEL = {
-    "path": "name model_name model_name_or_path name_or_path model_path pretrain hf_checkpoint",
+    "path": "pretrained pretrained_model_name_or_path name model_name model_name_or_path name_or_path model_path "
+    "pretrain hf_checkpoint",
     "num_hidden_layers": "num_layers n_layers layers",
     "num_attention_heads": "num_heads n_heads heads",
     "num_key_value_heads": "n_kv_heads",
@@ -240,6 +253,8 @@ _CONTEXT = (
     "ulysses_sequence_parallel_size",
     "ring_attn_size",
     "cp",
+    "cp_size",
+    "sp_size",
 )
 PARALLEL = dict.fromkeys(_TENSOR, _TENSOR[0]) | dict.fromkeys(_CONTEXT, _CONTEXT[0])
 # Other names of keys in a line of component_placement.
@@ -251,7 +266,17 @@ PLACEMENT_KEYS = {
     **dict.fromkeys((*_CONTEXT[1:], "cp_size", "sp_size"), _CONTEXT[0]),
     **dict.fromkeys(("dp", "dp_size"), "data_parallel_size"),
     **dict.fromkeys(
-        ("gpus", "num_gpus", "gpu_ids", "devices", "device_mapping"), "accelerators"
+        (
+            "gpu",
+            "device",
+            "cuda",
+            "gpus",
+            "num_gpus",
+            "gpu_ids",
+            "devices",
+            "device_mapping",
+        ),
+        "accelerators",
     ),
 }
 # Names of other libraries for the number of a machine, in a line of component_placement.
@@ -369,11 +394,19 @@ def in_our_words(name: str, value: object) -> tuple[str, object] | None:
                 sink in (*_USUAL_SINKS, *_SWITCHED_SINKS) for sink in named
             ):
                 return "runner.sinks", sinks
-    if name == "resume" and value is True:
+    if name in ("resume", "resume_from_checkpoint") and value is True:
         return "resume", "auto"
+    if name == "resume_mode" and value == "disable":
+        return "resume", None
     if name in _OF_VLLM:
         return "rollout.engine_args", {name: value}
-    if name in ("reward_function", "reward_fn", "reward_func", "reward_funcs"):
+    if name in (
+        "reward_function",
+        "reward_fn",
+        "reward_func",
+        "reward_funcs",
+        "reward_functions",
+    ):
         functions = value if isinstance(value, list) else [value]
         if all(isinstance(function, str) for function in functions):
             return "env.rewards", [{"name": function} for function in functions]
@@ -487,4 +520,9 @@ def meant_word(value: object, words: Iterable[str]) -> str | None:
         return last
     if str(value).lower() in _ABSENT:
         return None
+    # A word that ends early, or goes on: lin and linear_decay for linear
+    begun = [word for word in known if word.startswith(last) and len(last) > 2]
+    longer = [word for word in known if last.startswith(f"{word}_")]
+    if len(begun) == 1 or (len(longer) == 1 and not begun):
+        return [*begun, *longer][0]
     return did_you_mean(str(value), known)

@@ -556,6 +556,9 @@ def _switched_off(value: object, wrong: _Wrong) -> str | None:
     """
     field, _ = wrong.fields[wrong.leaf]
     off = _OFF.search(field.metadata.get("doc", ""))
+    # Of a key that may be null, -1 is a habit for it
+    if off is None and value == -1:
+        off = re.search(r"\b(null): ", field.metadata.get("doc", ""))
     if off is None or (off[1] == "0" and value == 0):
         return None
     return off[1]
@@ -729,8 +732,10 @@ def _replace_renamed(new: dict[str, Any], found: Found) -> None:
             if leaf in ENV_STEPS:
                 value = _iterations(value, new)
             elif old == "model":
+                # A name alone is the folder of the model
+                named = {"path": value} if isinstance(value, str) else {}
                 value = {"kind": "causal_lm"} | (
-                    value if isinstance(value, dict) else {}
+                    value if isinstance(value, dict) else named
                 )
             meant[old] = value
             if ".optimizer." in path:

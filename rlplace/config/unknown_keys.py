@@ -468,6 +468,8 @@ def _lines_of_block(unknown: UnknownKey) -> list[str]:
     block = unknown.value
     if not isinstance(block, Mapping) or not block:
         return []
+    if unknown.meant()[0] == PLACEMENT:
+        return []
     above = unknown.above
     # On the command line, each key is looked up by itself
     place = None if unknown.is_typed else unknown.meant()[0]

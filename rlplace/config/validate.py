@@ -309,6 +309,10 @@ def _listed(item: Any, value: object) -> object:
     # A block of names
     block = isinstance(value, Mapping)
     if isinstance(value, Mapping):
+        # Equal lists under several names, such as pi and vf
+        same = [*value.values()]
+        if same and isinstance(same[0], list) and all(one == same[0] for one in same):
+            raise _error("wrong-type", "list", show(same[0]))
         with_settings = any(isinstance(of, Mapping) and of for of in value.values())
         if with_settings and words:
             raise _error("wrong-type", "list-of-names")
@@ -524,6 +528,8 @@ def _not_a_word(
     `number`: int or float if the key also takes numbers of this type; None if it takes words only.
     """
     near = meant_word(value, [str(word) for word in words])
+    if type(value) is int and f"k{value}" in words:
+        near = f"k{value}"
     # YAML reads no and off as false
     if value is False:
         near = next((word for word in ("none", "off", "no") if word in words), near)

@@ -83,6 +83,10 @@ def named(
     if not colon:
         near = did_you_mean(name, shipped)
         error = "unknown-name"
+        # A point in place of the colon: package.module.Name
+        above, point, last = name.rpartition(".")
+        if near is None and point and f"{above}{last}".replace(".", "").isidentifier():
+            near = f"{above}:{last}"
         if near is None and shipped:
             error = "no-such-name"
         raise config_error(

@@ -794,3 +794,49 @@ def test_a_place_that_is_typed_for_a_component(word: str, fix: str) -> None:
     assert [problem.fix for problem in caught.value.problems] == [fix]
     (mended,) = with_hydra(["hybrid_ppo", fix])
     prepare_composed(mended)
+
+
+@pytest.mark.parametrize(
+    ("lines", "fix"),
+    [
+        ("algorithm:\n  gamma = 0.98", "gamma: 0.98"),
+        ("algorithm.gamma = 0.98", "algorithm.gamma: 0.98"),
+        ("algorithm:\n  gamma:0.98\n  epochs:3", "gamma: 0.98\nepochs: 3"),
+        ("algorithm:\n  gamma = 0.98\n  epochs = 3", "gamma: 0.98\nepochs: 3"),
+        ("algorithm:\n  epochs: 3// passes", "epochs: 3"),
+        ("runner:\n  output_dir: $HOME/runs", "output_dir: ${oc.env:HOME}/runs"),
+        ("runner:\n  output_dir: ${HOME}/runs", "output_dir: ${oc.env:HOME}/runs"),
+        ("runner:\n  output_dir: ${env:HOME}/runs", "output_dir: ${oc.env:HOME}/runs"),
+        ("actor: {model: {memory: no}}", "memory: none"),
+        ("actor: {sync: {verify_every: off}}", "verify_every: 0"),
+        ("---\nalgorithm: {gamma: 0.9}", "remove the line ---"),
+        ("```yaml\nalgorithm: {gamma: 0.9}", "remove the lines with ```"),
+        ("algorithm:\n\u00a0\u00a0gamma: 0.98", "replace them by blanks"),
+    ],
+)
+def test_slips_of_yaml_have_a_fix(lines: str, fix: str, tmp_path: Path) -> None:
+    file = tmp_path / "mine.yaml"
+    file.write_text(f"defaults: [hybrid_ppo, _self_]\n{lines}\n", encoding="utf-8")
+    with pytest.raises(ConfigError) as caught:
+        prepare_composed(*with_hydra([str(file)]))
+    assert [problem.fix for problem in caught.value.problems] == [fix]
+
+
+@pytest.mark.parametrize(
+    ("lines", "fix"),
+    [
+        ("defaults: {config: hybrid_ppo}", "defaults: [hybrid_ppo, _self_]"),
+        (
+            "defaults:\n  - ppo\n  - task: hopper\n  - _self_",
+            "- override task: hopper",
+        ),
+    ],
+)
+def test_defaults_in_another_form_have_a_fix(
+    lines: str, fix: str, tmp_path: Path
+) -> None:
+    file = tmp_path / "mine.yaml"
+    file.write_text(f"{lines}\n", encoding="utf-8")
+    with pytest.raises(ConfigError) as caught:
+        with_hydra([str(file)])
+    assert [problem.fix for problem in caught.value.problems] == [fix]

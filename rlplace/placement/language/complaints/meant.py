@@ -46,6 +46,15 @@ def meant_numbers(piece: str) -> str | None:
             return show_range(range(start, stop))
         return None
 
+    half = re.fullmatch(
+        r"(?:the )?(first|lower|second|last|upper|other)[ -]half", guess
+    )
+    if half is not None and half[1] != "other":
+        return f"part {1 if half[1] in ('first', 'lower') else 2}/2"
+    first = re.fullmatch(r"all ([1-9][0-9]{0,6})", guess)
+    if first is not None:
+        return show_range(range(int(first[1])))
+
     # Without brackets and names of devices, with plain hyphens and commas.
     guess = re.sub(r"^\[(.*)\]$|^\((.*)\)$|^\{(.*)\}$", r"\1\2\3", guess)
     guess = _OTHER_RANGES.sub("-", _DEVICE_NAMES.sub("", guess))

@@ -104,6 +104,15 @@ def _answer(words: list[str]) -> int:
         case ["schema"]:
             print(json.dumps(config_schema(), indent=1))
             return FITS
+        case ["schema", word, *_]:
+            raise config_error(
+                "bad-option",
+                "schema",
+                word,
+                error="word",
+                takes="the schema is that of all configs",
+                word=word,
+            )
         case ["import", *rest]:
             from rlplace.imports.command import run_import
 
@@ -276,7 +285,20 @@ def _plan(request: Request) -> int:
                     file=sys.stdout if request.form == "text" else sys.stderr,
                 )
         return _verdict(jobs)
-    others = request.jobs(_other_words(request.words, request.diff))
+    try:
+        others = request.jobs(_other_words(request.words, request.diff))
+    except ConfigError as error:
+        # Its name is given by another option
+        raise ConfigError(
+            [
+                dataclasses.replace(
+                    told,
+                    key=told.key.replace("--config-name", "--diff"),
+                    fix=told.fix and told.fix.replace("--config-name", "--diff"),
+                )
+                for told in error.problems
+            ]
+        ) from error
     if len(jobs) != 1 or len(others) != 1:
         raise config_error("bad-option", "--diff", request.diff, error="diff-of-sweep")
     left = jobs[0].view

@@ -271,6 +271,10 @@ def _counts(own: Mapping[str, str]) -> str:
 
     The numbers are joined by commas; "1" if no number is valid. `own`: name of each given option -> its value.
     """
+    # A range means all of its numbers
+    ends = re.fullmatch(r"([1-9][0-9]?)-([1-9][0-9]?)", own["accelerators"])
+    if ends is not None and int(ends[1]) < int(ends[2]):
+        return ",".join(map(str, range(int(ends[1]), int(ends[2]) + 1)))
     return ",".join(re.findall(r"(?<![\d.])[1-9][0-9]*", own["accelerators"])) or "1"
 
 

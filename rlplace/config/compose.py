@@ -941,6 +941,10 @@ def _for_hydra(override: Override, line: CommandLine, places: Sequence[str]) -> 
         raise config_error(
             "renamed-key", key, word, error="name-of-model", path=key, value=value
         )
+    if key == "preset":
+        raise config_error(
+            "renamed-key", key, word, error="preset", path=_PRESET, value=value
+        )
     if key == MODEL:
         raise config_error("renamed-key", MODEL, word, error="model-group", value=value)
     # Overrides that Hydra takes as they are

@@ -21,7 +21,8 @@ _KEYS = {
     "cluster.num_nodes": "num_machines machines nnodes n_nodes node_num",
     "runner.total_iterations": "total_training_steps num_iterations num_rollout iterations max_iterations num_updates "
     "training_iterations",
-    "runner.output_dir": "default_local_dir save_path log_dir ckpt_path ckpt_dir checkpoint_dir",
+    "algorithm.tis_cap": "tis_imp_ratio_cap",
+    "runner.output_dir": "outdir default_local_dir save_path log_dir ckpt_path ckpt_dir checkpoint_dir",
     "cluster.component_placement": "placement placements gpu_placement resource_placement",
     "checkpoint.every": "save_freq save_every save_interval save_steps checkpoint_every checkpoint_freq",
     "checkpoint.keep_last": "keep keep_checkpoints save_total_limit max_ckpt_to_keep max_ckpt_num",
@@ -45,8 +46,8 @@ _KEYS = {
     "algorithm.gae_lambda": "lam lambda lambd",
     "algorithm.rollout_steps": "n_steps num_steps rollout_length horizon horizon_length "
     "num_steps_per_env rollout_fragment_length",
-    "algorithm.num_minibatches": "n_minibatches num_mini_batches",
-    "algorithm.epochs": "ppo_epochs update_epoch update_epochs n_epochs num_epochs mini_epochs "
+    "algorithm.num_minibatches": "minibatches nminibatches n_minibatches num_mini_batches",
+    "algorithm.epochs": "noptepochs k_epochs ppo_epochs update_epoch update_epochs n_epochs num_epochs mini_epochs "
     "num_learning_epochs num_sgd_iter",
     "algorithm.clip_ratio_low": "clip clip_ratio eps_clip cliprange clip_range clip_eps eps_clip_low epsilon "
     "clip_param clip_coef clip_epsilon e_clip",
@@ -60,7 +61,7 @@ _KEYS = {
     "algorithm.ratio": "importance_sampling_level",
     "algorithm.dynamic_sampling": "filter_groups",
     "algorithm.sequence_length": "max_model_len max_seq_len vllm_max_model_length vllm_max_model_len",
-    "env.total_num_envs": "num_envs n_envs",
+    "env.total_num_envs": "total_envs num_envs n_envs",
     "env.id": "env_id gym_id env_name environment",
     "env.max_episode_steps": "episode_length max_episode_length max_episode_len time_limit",
     "env.system": "system_prompt system_message",
@@ -115,6 +116,7 @@ BELOW: Mapping[str, Mapping[str, str]] = {
         "name": "env.id",
         "task": "env.id",
         "max_steps": "env.max_episode_steps",
+        "horizon": "env.max_episode_steps",
     },
     "algorithm": {
         "num_iterations": "algorithm.epochs",
@@ -125,10 +127,19 @@ BELOW: Mapping[str, Mapping[str, str]] = {
         "type": "cluster.accelerator.kind",
         "vram": "cluster.accelerator.memory",
     },
-    "actor.optimizer": dict.fromkeys(("type", "name"), "actor.optimizer.kind"),
-    "critic.optimizer": dict.fromkeys(("type", "name"), "critic.optimizer.kind"),
+    "actor.optimizer": {
+        **dict.fromkeys(("type", "name"), "actor.optimizer.kind"),
+        "epsilon": "actor.optimizer.eps",
+    },
+    "critic.optimizer": {
+        **dict.fromkeys(("type", "name"), "critic.optimizer.kind"),
+        "epsilon": "critic.optimizer.eps",
+    },
     "critic": {"warmup": "critic.warmup_iterations"},
-    "actor.model": {"log_std": "actor.model.initial_log_std"},
+    "actor.model": {
+        "log_std": "actor.model.initial_log_std",
+        "type": "actor.model.kind",
+    },
     "cluster": {
         "placement": "cluster.component_placement",
         "ray_address": "cluster.ray.address",
@@ -267,6 +278,7 @@ PLACEMENT_KEYS = {
     **dict.fromkeys(("dp", "dp_size"), "data_parallel_size"),
     **dict.fromkeys(
         (
+            "accelerator",
             "gpu",
             "device",
             "cuda",
@@ -298,7 +310,7 @@ _WORDS = {
     "cuda": "gpu nvidia cuda:0",
     "emulated": "cpu",
     "token": "token-mean token_mean",
-    "sequence": "seq-mean-token-mean seq_mean_token_mean",
+    "sequence": "sequence-mean sequence_mean seq-mean-token-mean seq_mean_token_mean",
     "constant": "seq-mean-token-sum-norm constant_with_warmup",
     "k1": "kl",
     "k2": "mse",
@@ -522,7 +534,8 @@ def meant_word(value: object, words: Iterable[str]) -> str | None:
         return None
     # A word that ends early, or goes on: lin and linear_decay for linear
     begun = [word for word in known if word.startswith(last) and len(last) > 2]
-    longer = [word for word in known if last.startswith(f"{word}_")]
+    ends = r"_(?:decay|schedule|annealing|v[0-9]+)"
+    longer = [word for word in known if re.fullmatch(f"{re.escape(word)}{ends}", last)]
     if len(begun) == 1 or (len(longer) == 1 and not begun):
         return [*begun, *longer][0]
     return did_you_mean(str(value), known)

@@ -49,6 +49,13 @@ def meant_by(
     if key.endswith("+"):
         items = value.strip("[]")
         return Meant("more-of-list", {"name": key[:-1], "value": items})
+    # Other signs between keys, and between key and value: a->b, a::b, gamma:=0.98
+    path = re.sub("->|::", ".", key).removesuffix(":")
+    if path != key and _PATH.fullmatch(path):
+        return Meant("pair", {"name": path, "value": value})
+    # A sign behind it, as in a program
+    if value.endswith(";") and parses(word[:-1]):
+        return Meant("comma-behind", {"plain": word[:-1]})
     # Keys in brackets: algorithm[gamma]
     if re.fullmatch(r"\w+(\[['\"]?\w+['\"]?\])+", key):
         path = re.sub(r"\[['\"]?(\w+)['\"]?\]", r".\1", key)

@@ -10,6 +10,7 @@ import dataclasses
 import functools
 import re
 import shlex
+import typing
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -17,6 +18,7 @@ from rlplace.config.fields import (
     Field,
     JobName,
     block_at,
+    blocks_in,
     default_of,
     fields_of,
     jobs,
@@ -69,6 +71,8 @@ _PLACES = (
     *(name for name, ours in PLACEMENT_KEYS.items() if ours == "accelerators"),
     "accelerators",
 )
+# Words that mean something else in each block
+_GENERIC = ("enable", "enabled", "use", "every", "epochs", "mode", "count", "weight")
 _WARMUP = "actor.optimizer.warmup_steps"
 # Removed key -> the name of its error.
 _GONE = {
@@ -115,7 +119,27 @@ class UnknownKey:
         ours = in_our_words(self.name, self.value)
         if ours is not None and ours[0] in all_places(self.job):
             return ours
-        return _place_of(self.key, self.fields, self.job, self.written), self.value
+        place = _place_of(self.key, self.fields, self.job, self.written)
+        if place is not None and not self._fits(place):
+            place = None
+        return place, self.value
+
+    def _fits(self, place: str) -> bool:
+        """Return whether the key at a path may have the value: a switch or a block is no number, text or list."""
+        above, _, name = place.rpartition(".")
+        steps = above.split(".") if above else ()
+        block = block_at(config_of(self.job), self.job, steps)
+        fields = fields_of(block, self.job)
+        if name not in fields:
+            return True
+        hint = fields[name][1]
+        options = {hint, *typing.get_args(hint)}
+        if isinstance(self.value, bool):
+            return bool in options
+        if isinstance(self.value, Mapping):
+            kinds = {typing.get_origin(option) for option in options}
+            return bool(blocks_in(hint)) or not kinds.isdisjoint({tuple, Mapping})
+        return True
 
 
 class _Reading(NamedTuple):
@@ -272,6 +296,9 @@ def _in_several_keys(unknown: UnknownKey) -> _Reading | None:
 def _of_model(unknown: UnknownKey) -> _Reading | None:
     """Read the key as one of a language model, which stands in the block `model` of its component."""
     ours = MODEL_NAMES.get(unknown.name, unknown.name)
+    # The name of a component itself, or of its function
+    if unknown.name == "name":
+        return None
     block = f"{unknown.above or 'actor'}.model"
     takes_any = unknown.job == MARKED and block in all_places(unknown.job)
     if ours not in MODEL_SIZES or not takes_any:
@@ -566,6 +593,11 @@ def _place_of(
             place := next((place for place in places if place in all_places(job)), None)
         ) is not None:
             return place
+    if name in _GENERIC and above:
+        return None
+    # Of an item of a list, such as a description of a machine
+    if "[" in above and PLACEMENT_KEYS.get(name) in fields:
+        return f"{above}.{PLACEMENT_KEYS[name]}"
     begun = [field for field in fields if field.startswith(name)]
     if (
         near := begun[0] if len(begun) == 1 else did_you_mean(name, fields)

@@ -492,7 +492,11 @@ def _explained(
         return _error("wrong-type", "resume", "auto")
     if of is str:
         fits = None
-        if value is not None:
+        # The only item of a list
+        if isinstance(value, list):
+            texts = [item for item in value if isinstance(item, str)]
+            fits = quote(texts[0]) if len(texts) == len(value) == 1 else None
+        elif value is not None:
             fits = f'"{show(value)}"'
         return _error("wrong-type", "text", fits)
     if of is bool:
@@ -528,6 +532,8 @@ def _not_a_word(
     `number`: int or float if the key also takes numbers of this type; None if it takes words only.
     """
     near = meant_word(value, [str(word) for word in words])
+    if value == "all" and "auto" in words:
+        near = "auto"
     if type(value) is int and f"k{value}" in words:
         near = f"k{value}"
     # YAML reads no and off as false

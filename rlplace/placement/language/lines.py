@@ -10,6 +10,7 @@ import re
 from collections.abc import Collection, Mapping, Sequence
 
 from rlplace.config.other_names import NODE_KEYS, PLACEMENT_KEYS
+from rlplace.errors import did_you_mean
 from rlplace.placement.language.faults import Fault
 from rlplace.placement.language.fit import (
     MOST_RANKS_EACH,
@@ -331,7 +332,7 @@ def _renamed(line: Text) -> Text | None:
     values: dict[object, object] = {}
     entries: dict[str, Text] = {}
     for key, entry in line.entries.items():
-        ours = PLACEMENT_KEYS.get(key, key)
+        ours = PLACEMENT_KEYS.get(key) or did_you_mean(key, PLACES) or key
         values[ours] = entry.value
         entries[ours] = dataclasses.replace(entry, key=f"{line.key}.{ours}", leaf=ours)
     places = [key for key in entries if key in PLACES]

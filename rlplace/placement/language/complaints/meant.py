@@ -82,12 +82,21 @@ def meant_numbers(piece: str) -> str | None:
 def other_place(text: Text) -> str | None:
     """Return a corrected line for a value in words, such as `CPU`, `same as actor` or `all tp=2`; None for others."""
     words = text.text.strip().lower()
-    if words in ("cpu", "cpus", "none", "host", "no gpu"):
+    if words in (
+        "cpu",
+        "cpus",
+        "none",
+        "host",
+        "no gpu",
+        "cpu only",
+        "cpu_only",
+        "cpu-only",
+    ):
         return line_of(text, "cpu")
     if re.fullmatch("all (?:the )?(?:gpus|accelerators|devices|cards)", words):
         return line_of(text, "all")
     same = re.fullmatch(
-        r"(?:same(?:_as| as)?:? ?|with |like |(?:co-?l+ocated?|together|shared?) with )?([a-z_]+)",
+        r"(?:same(?:_as| as)?:? ?|with |like |(?:co-?l+ocated?|together|shared?) with )?(?:the )?([a-z_]+)",
         words,
     )
     if same is not None and same[1] in {*COMPONENTS.values(), "env"} - {"", text.leaf}:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import os
 import re
 import shlex
 import typing
@@ -31,6 +32,7 @@ from rlplace.config.keys import (
     is_place,
     places_of,
 )
+from rlplace.config.model_folder import model_folder
 from rlplace.config.of_job import config_of
 from rlplace.config.other_names import (
     BELOW,
@@ -71,6 +73,8 @@ _PLACES = (
     *(name for name, ours in PLACEMENT_KEYS.items() if ours == "accelerators"),
     "accelerators",
 )
+# In the name of a model: the number of its weights, such as 8b
+_SIZE = re.compile(r"(?<![a-z0-9.])([0-9]+(?:\.[0-9]+)?)b(?![a-z0-9])")
 # Words that mean something else in each block
 _GENERIC = ("enable", "enabled", "use", "every", "epochs", "mode", "count", "weight")
 _WARMUP = "actor.optimizer.warmup_steps"
@@ -688,6 +692,7 @@ def reject_model_keys(written: Mapping[str, Any], found: Found) -> None:
         model = block.get("model") if isinstance(block, Mapping) else None
         if not isinstance(model, Mapping):
             continue
+        _reject_other_sizes(role, model, found)
         for name, value in model.items():
             key = f"{role}.model.{name}"
             meant = MODEL_NAMES.get(name)
@@ -724,6 +729,31 @@ def reject_model_keys(written: Mapping[str, Any], found: Found) -> None:
                 name=name,
                 line=line,
             )
+
+
+def _reject_other_sizes(role: str, model: Mapping[str, Any], found: Found) -> None:
+    """Report the folder of a model to `found` if the sizes beside it come from the file of a model of another size.
+
+    The names tell it: `Qwen/Qwen3-32B` beside the sizes in `configs/model/qwen3_8b.yaml`. A folder that exists is left
+    out, since its config.json is read in place of the sizes. `role`: the component. `model`: the block of its model.
+    """
+    path = str(model.get("path"))
+    declared = found.sources.get(f"{role}.model.hidden_size")
+    if declared is None or os.path.isdir(model_folder(path)):
+        return
+    file = os.path.basename(declared.file).lower()
+    named = _SIZE.search(os.path.basename(path).lower())
+    sized = _SIZE.search(file)
+    if named is None or sized is None or float(named[1]) == float(sized[1]):
+        return
+    found.reject(
+        "missing-key",
+        f"{role}.model.path",
+        path,
+        error="sizes-of-another-model",
+        file=declared.file,
+        role=role,
+    )
 
 
 def _key_of_component(role: str, name: str) -> str | None:

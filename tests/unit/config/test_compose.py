@@ -17,6 +17,7 @@ from rlplace.config.compose import (
     with_defaults,
     with_hydra,
 )
+from rlplace.config.read import try_config
 from rlplace.errors import ConfigError, Problem
 from rlplace.runtime.prepare import prepare_composed
 from tests.absent import needs
@@ -840,3 +841,22 @@ def test_defaults_in_another_form_have_a_fix(
     with pytest.raises(ConfigError) as caught:
         with_hydra([str(file)])
     assert [problem.fix for problem in caught.value.problems] == [fix]
+
+
+@pytest.mark.parametrize(
+    ("path", "refused"),
+    [
+        ("Qwen/Qwen3-32B", True),
+        ("/data/Qwen3-8B-mine", False),
+        ("models/finetuned", False),
+    ],
+)
+def test_a_model_of_another_size_does_not_keep_declared_sizes(
+    path: str, refused: bool
+) -> None:
+    """The plan would be that of the model whose sizes are declared."""
+    (job,) = with_hydra(["grpo_qwen3_8b", f"actor.model.path={path}"])
+    _, problems = try_config(job.mapping, job.sources)
+    assert [problem.key for problem in problems] == ["actor.model.path"] * refused
+    (mended,) = with_hydra(["grpo_qwen3_8b", "model@actor.model=llama_3_8b"])
+    assert try_config(mended.mapping, mended.sources)[1] == []

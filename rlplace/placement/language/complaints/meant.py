@@ -82,16 +82,7 @@ def meant_numbers(piece: str) -> str | None:
 def other_place(text: Text) -> str | None:
     """Return a corrected line for a value in words, such as `CPU`, `same as actor` or `all tp=2`; None for others."""
     words = text.text.strip().lower()
-    if words in (
-        "cpu",
-        "cpus",
-        "none",
-        "host",
-        "no gpu",
-        "cpu only",
-        "cpu_only",
-        "cpu-only",
-    ):
+    if re.fullmatch("cpus?|none|host|no gpu|cpu[ _-]only", words):
         return line_of(text, "cpu")
     if re.fullmatch("all (?:the )?(?:gpus|accelerators|devices|cards)", words):
         return line_of(text, "all")

@@ -233,7 +233,7 @@ def test_an_override_changes_or_adds_a_key(
             "unknown-override",
             "remove actor.model.layers.foo=1",
         ),
-        ("hydra.foo=1", "unknown-override", "remove hydra.foo=1"),
+        ("hydra.foo=1", "unknown-key", "leave out hydra.foo=1"),
         (
             "runner.seed=range(1,3)",
             "override-is-sweep",

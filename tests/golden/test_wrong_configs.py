@@ -278,7 +278,14 @@ def outcome(row: Mapping[str, Any]) -> str:
     return f"stuck{seen}\n{text}"
 
 
-@pytest.mark.parametrize("first", range(0, len(ROWS), EACH))
+# Of three parts, one is in the default tests: a row takes about 0.07 s.
+PARTS = [
+    pytest.param(first, marks=pytest.mark.slow if number % 3 else ())
+    for number, first in enumerate(range(0, len(ROWS), EACH))
+]
+
+
+@pytest.mark.parametrize("first", PARTS)
 def test_fixes_lead_to_what_was_meant(
     first: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -58,8 +58,8 @@ _HEAD = """\
 This page compares the memory use that others have published for their runs with the prediction of rlplace. The
 prediction uses only the settings of these runs. None of them is a run of rlplace. `python
 benchmarks/published_memory.py` reads the settings and sources of the runs from `benchmarks/published_memory.toml`, and
-computes the memory with the same formulas as every plan. It needs no GPU and no network. With `--write`, it writes
-this page.
+computes the memory with the same formulas as every plan. The script needs no GPU and no network. With `--write`, the
+script writes this page.
 
 {summary}.
 

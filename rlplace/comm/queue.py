@@ -76,9 +76,10 @@ class Get:
     """A get request for one item, or for a batch.
 
     `limit`: the most summed weight of a batch; None: one item. `remote`: whether the items are for a client on another
-    node, which has to confirm them. `owner`, `key`, `waiter`: indices of records in the channel's table, 0 for none: of
-    the worker, of the key, and of the request while it waits. `epoch`: number of resets of the channel when the request
-    began. `taken`: payload, weight and version of each item, once the get is done.
+    node, which has to confirm them. `owner`: index of the worker's record in the channel's table; 0: none. `key`: index
+    of the key's record; 0: none. `waiter`: index of the record of this request while the request waits; 0: none.
+    `epoch`: how many times the channel had been reset when the request began. `taken`: payload, weight and version of
+    each item that the get has returned.
     """
 
     owner_name: str

@@ -130,7 +130,10 @@ class Space:
 
     @cached_property
     def modes(self) -> tuple[Mode, ...]:
-        """All modes (settings for all components) that a plan of the space may have; the present mode is the first."""
+        """All modes that a plan of this space may have; the mode of the present plan is the first.
+
+        A mode: the settings that all components share, such as the number of stage groups.
+        """
         return self.model.modes(self)
 
     def sizes(self, mode: Mode) -> dict[str, tuple[Size, ...]]:

@@ -119,10 +119,11 @@ def channel_plan(
 ) -> ChannelPlan:
     """Return the plan of one channel from component `source` to component `target`.
 
-    `waiting`: by target rank, the most items under way to the rank; or a single number, for a channel with one key,
-    which is at target rank 0. `why`: the reason for the capacity, in words. `inside`: by target rank, 1 if all its
-    senders are in its own process, else 0; None: 0 for all ranks. `groups`: number of keys of each target rank, one for
-    each stage group; 0: one key. `depth`: places in the channel for each item under way.
+    `waiting`: for each target rank, the largest number of items that are under way to the rank at a time. A single
+    number is for a channel with one key, which target rank 0 reads. `why`: the reason for these numbers, in words.
+    `inside`: for each target rank, 1 if all workers that send to the rank are in the rank's own process, else 0; None:
+    0 for all ranks. `groups`: number of keys of each target rank, one for each stage group; 0: one key. `depth`: the
+    capacity of the channel is `depth` times the number of items under way.
     """
     at = placement.locations(target)
     if isinstance(waiting, int):

@@ -102,7 +102,7 @@ class Judge:
         return value
 
     def apply_changes(self) -> None:
-        """Apply the changes that earlier calls have made to containers among their arguments."""
+        """Change the judge's own lists, dicts and sets as earlier calls of the answer have changed their copies."""
         for part, value in self._changes:
             _replace(part, value)
         self._changes = []

@@ -8,6 +8,7 @@ import typing
 
 OWN = "package.module:Name"
 OWN_NAME = r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$"
+_ENVIRONMENT_ID = r"^([A-Za-z_][\w.]*[:/])?[A-Z][\w.-]*$"  # such as Hopper-v5, ALE/Pong-v5 or reach:Reach-v0
 
 
 class OwnName(str):
@@ -17,7 +18,8 @@ class OwnName(str):
 def block_of_name(block: type, value: object) -> str:
     """Return config text for a block with its first key set to `value`, such as `{name: "package.module:Name"}`.
 
-    A choice of one of the keys is written for this key, and a text or a number for the first key, if that takes it.
+    A choice of one of the keys is written for this key. The id of an environment is written for `id`, the name of a
+    custom function for `function`, and another text or number for the first key, if the block has a key that takes it.
     Otherwise, the text is `{<key>: ...}`. `block`: dataclass of the block.
     """
     first = dataclasses.fields(block)[0].name
@@ -26,6 +28,10 @@ def block_of_name(block: type, value: object) -> str:
         choices = [o for o in (hint, *typing.get_args(hint)) if _is_choice(o)]
         if any(value in typing.get_args(choice) for choice in choices):
             return f"{{{name}: {value}}}"
+    if "id" in hints and re.match(_ENVIRONMENT_ID, str(value)):
+        return f"{{id: {value}}}"
+    if "function" in hints and re.match(OWN_NAME, str(value)):
+        return f'{{function: "{value}"}}'
     is_word = isinstance(value, str) and re.fullmatch(r"[\w.-]+(:[0-9]+)?", value)
     takes_text = str in (hints[first], *typing.get_args(hints[first]))
     if first != "name" and is_word and takes_text:

@@ -46,3 +46,26 @@ def test_a_block_where_other_libraries_have_a_word_is_an_unknown_key(
 ) -> None:
     found = problem(actor={"model": {"kind": "causal_lm"}, "policy": value})
     assert (found.code, found.key) == ("unknown-key", "actor.policy")
+
+
+@pytest.mark.parametrize(
+    ("value", "fix"),
+    [
+        ("HalfCheetah-v5", "env: {id: HalfCheetah-v5}"),
+        ("ALE/Pong-v5", "env: {id: ALE/Pong-v5}"),
+        ("reach:Reach-v0", "env: {id: reach:Reach-v0}"),
+        ("envpool", "env: {kind: envpool}"),
+    ],
+)
+def test_an_environment_in_place_of_its_block_is_an_id(value: str, fix: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        read_config({"env": value})
+    fixes = [found.fix for found in caught.value.problems if found.key == "env"]
+    assert fixes == [fix]
+
+
+def test_a_function_in_place_of_the_block_of_a_reward_is_its_function() -> None:
+    with pytest.raises(ConfigError) as caught:
+        read_config({"algorithm": {"name": "grpo"}, "reward": "mine:score"})
+    fixes = [found.fix for found in caught.value.problems if found.key == "reward"]
+    assert fixes == ['reward: {function: "mine:score"}']

@@ -391,6 +391,24 @@ def _unknown_config(line: CommandLine) -> ConfigError:
             name=line.name,
             stem=line.name.removesuffix(file.suffix),
         )
+    # A path: the name alone would hide that a file was looked for
+    typed = line.flags.config_name
+    if typed is None:
+        typed = next((word for word in line.flags.overrides if names_config(word)), "")
+    if typed.endswith(".yaml") and near is None and names:
+        folder = Path(at_home(typed)).parent
+        there = [f"{folder / found}.yaml" for found in config_names(folder)]
+        close = did_you_mean(typed, there)
+        return config_error(
+            "unknown-config",
+            "--config-name",
+            typed,
+            error="no-path",
+            hint=suggestion(close),
+            cwd=Path.cwd(),
+            there=", ".join(there) or "none",
+            instead=close or "hybrid_ppo",
+        )
     # The word to paste: the name alone, as it was given, or with its flag
     fallback = "--help" if line.name == "help" else "hybrid_ppo"
     instead = near or fallback

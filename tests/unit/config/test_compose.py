@@ -254,6 +254,25 @@ def test_a_folder_without_configs_is_named(
     assert problem.why == "there is no .yaml file in the folder ."
 
 
+def test_a_file_that_does_not_exist_is_told_with_the_files_beside_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "my_pole.yaml").write_text(
+        "defaults: [cartpole, _self_]\n", encoding="utf-8"
+    )
+    for typed, fix in (("nope.yaml", "hybrid_ppo"), ("my_polle.yaml", "my_pole.yaml")):
+        with pytest.raises(ConfigError) as caught:
+            with_hydra([typed])
+        (problem,) = caught.value.problems
+        assert problem.got == typed
+        assert problem.what.startswith("there is no such file")
+        assert problem.why is not None
+        assert problem.why.endswith("in the folder of this path: my_pole.yaml")
+        assert problem.fix is not None
+        assert problem.fix.startswith(f"{fix}  ")
+
+
 @pytest.mark.parametrize(
     ("old", "new", "key", "fix"),
     [

@@ -5,13 +5,14 @@ Exit codes: 0 written, 1 the page cannot be written or opened, 2 wrong usage or 
 
 from __future__ import annotations
 
+import argparse
 import errno
 import webbrowser
 from collections.abc import Sequence
 from pathlib import Path
 
 from rlplace.checkpoints import write_whole
-from rlplace.codes import problem
+from rlplace.codes import config_error, problem
 from rlplace.commands import DONE, answered, typed
 from rlplace.config.options import OptionParser
 from rlplace.errors import OutputError
@@ -29,6 +30,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         typed("report"), description=about, check=lambda run: read_run(Path(run))
     )
     parser.add_argument("run", metavar="RUN", type=Path, help="the folder of a run")
+    # `rlplace report runs/pole/*` with several runs, or two runs without --diff
+    parser.add_argument("others", nargs="*", type=Path, help=argparse.SUPPRESS)
     parser.add_argument(
         "--diff", metavar="OTHER", type=Path, help="the folder of a run to compare with"
     )
@@ -40,7 +43,17 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
 
     def command() -> int:
-        options = parser.parse_args(argv)
+        options = parser.parse_intermixed_args(argv)
+        if options.others:
+            raise config_error(
+                "bad-option",
+                "RUN",
+                " ".join(map(str, [options.run, *options.others])),
+                error="runs",
+                first=options.run,
+                last=options.others[-1],
+                command=typed("report"),
+            )
         run = read_run(options.run)
         other = None if options.diff is None else read_run(options.diff, "--diff")
         text = render_report(run) if other is None else render_comparison(run, other)

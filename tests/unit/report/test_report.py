@@ -601,3 +601,12 @@ def test_files_that_are_not_as_a_run_writes_them_are_named(
         (run / name).write_text(whole[name])
     assert refused > 60
     assert main([str(run)]) == 0
+
+
+def test_two_runs_without_diff_are_told_how_to_compare_them(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert main(["runs/pole/a", "runs/pole/b"]) == 2
+    told = capsys.readouterr().err
+    assert "RUN: several runs, but a report has one run" in told
+    assert "report runs/pole/a --diff runs/pole/b" in told

@@ -259,7 +259,9 @@ class Draft:
 
         `text`: key and value. `why`: the reason for the value.
         """
-        self.assumed.append((text, why))
+        # Two settings may name the same model
+        if (text, why) not in self.assumed:
+            self.assumed.append((text, why))
 
     def leave_uncorrected(self) -> None:
         self.set("algorithm.tis_cap", None)

@@ -223,3 +223,11 @@ def test_checkpoints_and_schedules_are_those_of_the_defaults(tmp_path: Path) -> 
     imported = import_words("trl", [script(tmp_path, text)])
     assert at(imported, "checkpoint.every") == 500
     assert at(imported, "actor.optimizer.schedule") == "constant"
+
+
+def test_an_assumption_about_one_model_of_two_components_is_listed_once(
+    tmp_path: Path,
+) -> None:
+    imported = import_words("trl", [script(tmp_path, SCRIPT)], 8)
+    texts = [text for text, _ in imported.assumed]
+    assert texts.count("actor.model: keys of config.json") == 1

@@ -127,6 +127,8 @@ def test_a_run_is_played_and_summed_up(
     assert [line.split()[0] for line in capsys.readouterr().out.splitlines()] == [
         *("policy", "env", "return", "length", "seconds"),
     ]
+    assert main([str(cartpole), "episodes=1"]) == 0
+    assert "CartPole-v1, 1 episode, " in capsys.readouterr().out
 
 
 def test_gymnasium_itself_gives_the_same_returns(

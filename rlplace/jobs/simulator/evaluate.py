@@ -83,12 +83,12 @@ def _rows(report: Mapping[str, Any]) -> list[tuple[str, str]]:
         if report["deterministic"]
         else "actions drawn as in training"
     )
+    episodes = "1 episode"
+    if report["episodes"] != 1:
+        episodes = f"{report['episodes']} episodes"
     rows = [
         ("policy", report["policy"]),
-        (
-            "env",
-            f"{report['env']}, {report['episodes']} episodes, {drawn}, seed {report['seed']}",
-        ),
+        ("env", f"{report['env']}, {episodes}, {drawn}, seed {report['seed']}"),
         (
             "return",
             f"{spread(report['return'])}   mean ± standard deviation (least to greatest)",

@@ -282,7 +282,9 @@ def render_text(result: Result) -> str:
         "",
     ]
     if result.turns:
-        lines.append("what would make a runner-up the better plan: a cost, times")
+        lines.append(
+            "a runner-up would be the best plan if the seconds of a part were multiplied by"
+        )
         lines += [
             *_table(
                 [
@@ -344,7 +346,7 @@ def _stage_table(result: Result) -> list[str]:
 
 def _factors(turn: Turn) -> str:
     found = [f"{factor:.2f}" for factor in (turn.less, turn.more) if factor is not None]
-    return " or ".join(found) or f"nothing between 1/{FACTOR:g} and {FACTOR:g}"
+    return " or ".join(found) or f"no factor between 1/{FACTOR:g} and {FACTOR:g}"
 
 
 def _counted(result: Result) -> list[str]:
@@ -361,7 +363,7 @@ def _counted(result: Result) -> list[str]:
     if result.answer.lacking:
         names = ", ".join(sorted(result.answer.lacking))
         lines.append(
-            f"  without costs: the profile lacks {names}, and with it the profile of a run that needs them"
+            f"  without costs: left out, since the profile lacks seconds of {names}; a run of such a plan has them"
         )
     return lines
 

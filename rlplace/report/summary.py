@@ -433,7 +433,7 @@ _LEARNED = {
     "actor/grad_norm": ("gradient norm", ".3g"),
 }
 _OVERHEAD = (
-    "simulator, policy nor learning, of the slowest rank or of all on their cores"
+    "spent outside of simulator, policy and learning: in waiting, moves, sync and calls"
 )
 
 Rows = Iterable[tuple[str, str]]  # head, text
@@ -545,7 +545,7 @@ def _seconds_rows(report: Mapping[str, Any]) -> Rows:
     if is_custom(report):
         yield "overhead", f"{share} of training was outside of the workers' methods"
     else:
-        yield "overhead", f"{share} of training was neither {_OVERHEAD}"
+        yield "overhead", f"{share} of training was {_OVERHEAD}"
 
 
 def _simulated_rows(report: Mapping[str, Any]) -> Rows:

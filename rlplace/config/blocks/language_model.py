@@ -336,7 +336,10 @@ class LanguageModelJobConfig(Config):
         if self.algorithm.prompts is None:
             missing["algorithm.prompts"] = ("prompts of an iteration", "prompts: 32")
         if self.env.task is None:
-            why = "the task has the prompts and the rewards"
+            why = (
+                "the task has the prompts and the rewards; for the rows of a file of yours: "
+                "task: prompts, and kwargs: {path: <the file>}"
+            )
             missing["env.task"] = (why, "task: arithmetic")
         if self.model is None:
             fix = "model: {kind: causal_lm, path: <a Hugging Face folder>}"

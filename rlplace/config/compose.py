@@ -396,8 +396,8 @@ def _unknown_config(line: CommandLine) -> ConfigError:
     if typed is None:
         typed = next((word for word in line.flags.overrides if names_config(word)), "")
     if typed.endswith(".yaml") and near is None and names:
-        folder = Path(at_home(typed)).parent
-        there = [f"{folder / found}.yaml" for found in config_names(folder)]
+        beside = Path(at_home(typed)).parent
+        there = [f"{beside / found}.yaml" for found in config_names(beside)]
         close = did_you_mean(typed, there)
         return config_error(
             "unknown-config",

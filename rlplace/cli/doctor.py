@@ -450,6 +450,10 @@ def _rows(verdict: Verdict) -> list[tuple[str, str]]:
         return [(verdict.config, f"runs without Ray: {verdict.inline}")]
     if problem is None:
         return [(verdict.config, "runs")]
+    # Not a fault of this machine: the config is an example of a plan
+    if problem.code == "plan-only":
+        what = f"can only be planned: {problem.key} {problem.what} [{problem.code}]"
+        return [(verdict.config, what), ("", f"{typed('plan')} {verdict.config}")]
     what = f"does not run: {problem.key}: {problem.what} [{problem.code}]"
     rows = [(verdict.config, what)]
     if problem.fix:

@@ -102,6 +102,10 @@ def test_a_config_that_can_only_be_planned_has_its_reason(
     problem = examine("rlhf_ppo_colocated").problem
     assert problem is not None
     assert (problem.code, problem.key) == ("plan-only", "env.task")
+    verdict = Verdict(config="rlhf_ppo_colocated", problem=problem)
+    shown = render({}, [], [verdict]).splitlines()
+    assert "can only be planned: env.task is required in a run" in shown[-2]
+    assert shown[-1].endswith("plan rlhf_ppo_colocated")
     assert examine("hybrid_ppo").problem is None
 
 

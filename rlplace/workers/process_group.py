@@ -1,4 +1,4 @@
-"""The torch.distributed process group of a custom worker group.
+"""The torch.distributed process group of a custom worker group, and the users of a process's default group.
 
 ::
 
@@ -8,7 +8,9 @@
 
 from __future__ import annotations
 
+import threading
 import time
+from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
@@ -21,6 +23,41 @@ from rlplace.placement.language.slots import owner_of
 from rlplace.workers.worker import WorkerContext
 
 _PAUSE_S = 0.01
+
+
+class GroupUsers:
+    """Counts the users of torch.distributed's default process group in this process.
+
+    With `cluster.launcher: inline`, the users are several: trainers with one rank each, and an engine of vLLM, which
+    makes subgroups of the group. The last user destroys the group. `lock`: hold it to look at the group and join it.
+    """
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self._number = 0
+
+    def add(self) -> None:
+        """Count one more user. The caller holds the lock."""
+        self._number += 1
+
+    def leave(self) -> None:
+        """Count one user less, and destroy the group after the last one."""
+        with self.lock:
+            self._number -= 1
+            if not self._number and dist.is_initialized():
+                dist.destroy_process_group()
+
+    def leave_by(self, shutdown: Callable[[], object]) -> None:
+        """Count one user less, whose `shutdown` destroys the group and its subgroups itself.
+
+        Others find no group afterwards, and leave it as it is.
+        """
+        with self.lock:
+            self._number -= 1
+            shutdown()
+
+
+GROUP_USERS = GroupUsers()
 
 
 class ProcessGroup:
@@ -59,12 +96,14 @@ class ProcessGroup:
             timeout=timedelta(seconds=timeout_s),
         )
         self._opened = True
+        with GROUP_USERS.lock:
+            GROUP_USERS.add()
         return _everyone(context)
 
     def close(self) -> None:
         """Leave the process group, if this worker has opened it. A second call does nothing."""
-        if self._opened and dist.is_initialized():
-            dist.destroy_process_group()
+        if self._opened:
+            GROUP_USERS.leave()
         self._opened = False
         self._store = None
 

@@ -743,3 +743,17 @@ def test_sleep_on_a_gpu_frees_what_it_says(
         engine.load(weights, 2)
     engine.move(FULL)
     assert answer(engine) == before
+
+
+@pytest.mark.parametrize("first", ["trainer", "engine"])
+def test_a_trainer_and_an_engine_in_one_process_close_in_any_order(
+    first: str, build: Build, qwen: Path, actor_of: Callable[..., Any]
+) -> None:
+    """They share torch's default process group, in which the engine has subgroups."""
+    engine = build(Ledger())
+    trainer = actor_of(qwen)
+    assert torch.distributed.is_initialized()
+    ends = [trainer, engine] if first == "trainer" else [engine, trainer]
+    for each in ends:
+        each.close()
+    assert not torch.distributed.is_initialized()

@@ -57,6 +57,7 @@ from rlplace.workers.engines.weights import (
 )
 from rlplace.workers.engines.weights import NAME as PROBE
 from rlplace.workers.launch.sockets import vllm_variables
+from rlplace.workers.process_group import GROUP_USERS
 
 if TYPE_CHECKING:
     from rlplace.comm.weights.device_push import DevicePush
@@ -117,6 +118,8 @@ class VllmEngine:
             self._vllm: Any = _build(
                 settings, self._expected, torch.device(device.torch_name)
             )
+        with GROUP_USERS.lock:
+            GROUP_USERS.add()
         kind = CpuMemory if on_cpu else cuda_memory(self._vllm)
         self._memory = kind(self._vllm, device, settings.rollout.sleep_level)
         # Level 2 at the start: random weights need no copy on the host
@@ -394,7 +397,7 @@ class VllmEngine:
             # Workers that are other processes leave by their end
             if self._settings.tensor_parallel == 1:
                 self._vllm.collective_rpc(leave_syncs)
-            self._vllm.engine_core.shutdown()
+            GROUP_USERS.leave_by(self._vllm.engine_core.shutdown)
             self._vllm = None
             self._memory.close()
 

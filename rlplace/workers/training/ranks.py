@@ -14,7 +14,6 @@ waiting collective would run into its timeout and end the process::
 
 from __future__ import annotations
 
-import threading
 import time
 import uuid
 from collections.abc import Sequence
@@ -36,6 +35,7 @@ from rlplace.models.sharding import SHARD, TENSOR
 from rlplace.placement.flow import SUMMED_AT_ONCE_BYTES
 from rlplace.placement.language.spec import Parallel
 from rlplace.units import plural
+from rlplace.workers.process_group import GROUP_USERS
 from rlplace.workers.threads import threads
 from rlplace.workers.training.shared_sum import MOST_BYTES, SharedSum
 from rlplace.workers.worker import WorkerContext, cancelled
@@ -56,9 +56,6 @@ class Ranks:
     torch allows one default process group per process. Workers that are threads of one process are groups with a single
     rank each, and share a process group of size 1. The last of them that closes destroys the process group.
     """
-
-    _opening = threading.Lock()
-    _members = 0  # open Ranks of this process
 
     def __init__(
         self,
@@ -115,7 +112,7 @@ class Ranks:
             master_listen_fd=meet.listen_fd if rank == 0 else None,
         )
         self._meet(meet.timeout_s)
-        with Ranks._opening:
+        with GROUP_USERS.lock:
             # Single ranks of one process share a group
             alone = world_size == 1
             shared = alone and dist.is_initialized() and dist.get_world_size() == 1
@@ -128,7 +125,7 @@ class Ranks:
                     timeout=timeout,
                     device_id=None if self._on_host else device,
                 )
-            Ranks._members += 1
+            GROUP_USERS.add()
         # Meshes: over all ranks, over replicas by tensor-parallel ranks, and the groups that split tokens
         everyone = dist.group.WORLD
         assert everyone is not None, "init_process_group made no group"
@@ -357,11 +354,8 @@ class Ranks:
         self._waits = 0
 
     def close(self) -> None:
-        """Leave the process group. The last member in this process destroys the process group."""
-        with Ranks._opening:
-            Ranks._members -= 1
-            if not Ranks._members:
-                dist.destroy_process_group()
+        """Leave the process group. Its last user in this process destroys it."""
+        GROUP_USERS.leave()
 
 
 def _listed(ranks: Sequence[int]) -> str:

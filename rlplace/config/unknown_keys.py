@@ -694,6 +694,9 @@ def reject_model_keys(written: Mapping[str, Any], found: Found) -> None:
             continue
         _reject_other_sizes(role, model, found)
         for name, value in model.items():
+            # The sizes may be a whole config.json, which has a dtype too
+            if name in ("dtype", "torch_dtype") and "model_type" in model:
+                continue
             key = f"{role}.model.{name}"
             meant = MODEL_NAMES.get(name)
             if meant is None and name not in (*MODEL_SIZES, *OTHER_MODEL_SIZES):

@@ -69,7 +69,7 @@ def test_the_placement_line_alone_makes_it_another_mode(
 
 def test_the_settings_are_read() -> None:
     blocks = (yaml.safe_load(block) for language, block in BLOCKS if language == "yaml")
-    task, another, images, agent, critic, judges, cut, context, real = blocks
+    task, small, another, images, agent, critic, judges, cut, context, real = blocks
     rest: dict[str, Any] = {
         "cluster": {"component_placement": {"actor": 0, "env": 0, "rollout": 0}},
         "algorithm": {"name": "grpo", "prompts": 256},
@@ -123,6 +123,19 @@ def test_the_settings_are_read() -> None:
         True,
         0.6,
     )
+    assert small.pop("defaults") == [
+        "hybrid_grpo_llm",
+        {"override /model@actor.model": "tiny"},
+        "_self_",
+    ]
+    of_one_process = read_config(
+        {
+            **small,
+            "actor": rest["actor"] | small["actor"],
+            "algorithm": {"name": "grpo", **small["algorithm"]},
+        }
+    )
+    assert (of_one_process.actor.lora_rank, of_one_process.env.chat) == (4, False)
     with_agent = read_config(rest | agent)
     assert (with_agent.env.task, with_agent.env.max_turns) == ("agent", 4)
     assert another["defaults"] == ["hybrid_grpo_llm", "_self_"]

@@ -417,3 +417,22 @@ def test_a_simulator_job_that_places_no_env_is_told_so_by_the_plan() -> None:
         }
     )
     assert config.placed == ("actor",)
+
+
+@pytest.mark.parametrize("name", ["dtype", "torch_dtype"])
+def test_the_sizes_of_a_model_may_be_a_whole_config_json(name: str) -> None:
+    sizes = {
+        "model_type": "qwen3",
+        "num_hidden_layers": 2,
+        "hidden_size": 64,
+        "intermediate_size": 96,
+        "num_attention_heads": 4,
+        "vocab_size": 320,
+        "transformers_version": "5.9.0",
+        name: "bfloat16",
+    }
+    read = read_config({**RUNS, "reward": {"dtype": "fp32", "model": sizes}})
+    assert read.reward_of("reward").dtype == "fp32"
+    # Beside a folder alone, it would have no effect
+    with pytest.raises(ConfigError, match=r"reward\.dtype"):
+        read_config({**RUNS, "reward": {"model": {"path": "/m", "dtype": "bfloat16"}}})

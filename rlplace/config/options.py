@@ -300,7 +300,7 @@ class OptionParser(argparse.ArgumentParser):
         return [
             str(action.metavar or action.dest)
             for action in self._actions
-            if not action.option_strings
+            if not action.option_strings and action.help != argparse.SUPPRESS
         ]
 
     @staticmethod

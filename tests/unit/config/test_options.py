@@ -76,7 +76,10 @@ WRONG = {  # command line -> the fix
     "export a_run policy.pt extra": "leave out extra",
     "report": "python -m rlplace.report <RUN>",
     "report a_run --dif another": "--diff another",
-    "report a_run another": "leave out another",
+    "report a_run another": (
+        "python -m rlplace.report a_run --diff another"
+        "        (or one run: python -m rlplace.report another)"
+    ),
     "report a_run --open=yes": "--open",
     "runs \u2013format json": "--format json",
     "runs --format jsn": "--format json",

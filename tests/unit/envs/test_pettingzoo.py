@@ -38,7 +38,7 @@ def test_each_agent_is_a_row() -> None:
     spaces = describe(RACE)
     assert spaces.together == 3
     assert spaces.observation_shape == (3,)
-    assert spaces.actions == DiscreteActions(n=3)
+    assert spaces.actions == DiscreteActions(n=3, first=1)
     envs = made()
     shown = envs.reset([7, 8, 9, 10, 11, 12])
     assert shown[:, 0].tolist() == [0, 1, 2, 0, 1, 2]

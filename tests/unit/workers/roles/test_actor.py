@@ -124,7 +124,7 @@ GROUPS = [
             turns=3,
         )
     ],
-    [sample(response=0, reward=0.5, turns=0)],
+    [sample(response=0, reward=0.5, turns=0)],  # to which no reward applies
 ]
 
 
@@ -149,6 +149,7 @@ def test_numbers_by_hand() -> None:
         "actor/age": (1 + 0 + 0 + 2) / 4,
         "actor/age_max": 2.0,
         "actor/age_mixed": 0.25,
+        "actor/unrewarded": 1,
     }
 
 

@@ -1,0 +1,254 @@
+"""A replay memory: a ring of the last steps of each environment, with n-step samples, in NumPy arrays.
+
+::
+
+    slot      0      1      2    ...   slots - 1
+    row 0   step   step   step          step        a row is an environment: neighbouring slots are its
+    row 1   step   step   step          step        neighbouring steps, unless an episode ends between them
+               ▲ the next step overwrites the oldest one
+
+Letters: T steps, R rows, N samples, O observation shape, A action shape.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import DTypeLike, NDArray
+
+from rlplace.algo.priorities import Priorities
+
+Array = NDArray[Any]
+# Slots of a file of a saved memory
+SEGMENT_SLOTS = 1 << 14
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Steps:
+    """T neighbouring steps of R environments.
+
+    `observations`, `next_observations`: [T, R, *O]; after the end of an episode, `next_observations` has its last
+    observation, and the next step's `observations` the first of the next episode. `actions`: [T, R, *A]. `rewards`,
+    `terminated`, `truncated`: [T, R]. `begins`: [R], whether the first step does not follow the last step that was
+    added before, though that step ended no episode.
+    """
+
+    observations: Array
+    actions: Array
+    rewards: NDArray[np.float32]
+    terminated: NDArray[np.bool_]
+    truncated: NDArray[np.bool_]
+    next_observations: Array
+    begins: NDArray[np.bool_]
+
+    @property
+    def arrays(self) -> dict[str, Array]:
+        """The arrays of each step, by name: all but `begins`."""
+        return {
+            "observations": self.observations,
+            "actions": self.actions,
+            "rewards": self.rewards,
+            "terminated": self.terminated,
+            "truncated": self.truncated,
+            "next_observations": self.next_observations,
+        }
+
+    def of_rows(self, rows: slice) -> Steps:
+        """Return the steps of some of the rows."""
+        arrays = {name: array[:, rows] for name, array in self.arrays.items()}
+        return Steps(**arrays, begins=self.begins[rows])
+
+
+Batch = dict[str, Array]
+
+
+class ReplayMemory:
+    """The last `slots` steps of each of `rows` environments. Owns its arrays, which have their full size at once.
+
+    `exponent`: alpha of prioritised sampling; None: samples are uniform. `correction`: beta, the power of the weights
+    that correct for it.
+    """
+
+    def __init__(
+        self,
+        *,
+        slots: int,
+        rows: int,
+        observation_shape: tuple[int, ...],
+        observation_dtype: DTypeLike,
+        action_shape: tuple[int, ...],
+        action_dtype: DTypeLike,
+        exponent: float | None = None,
+        correction: float = 0.4,
+    ) -> None:
+        self.slots = slots
+        self.rows = rows
+        shape = (slots, rows)
+        seen = (*shape, *observation_shape)
+        self._arrays: dict[str, Array] = {
+            "observations": np.zeros(seen, observation_dtype),
+            "actions": np.zeros((*shape, *action_shape), action_dtype),
+            "rewards": np.zeros(shape, np.float32),
+            "terminated": np.zeros(shape, np.bool_),
+            "truncated": np.zeros(shape, np.bool_),
+            "next_observations": np.zeros(seen, observation_dtype),
+        }
+        # Number of slots that were ever written; slot i of the job lies in slot i % slots of the ring
+        self.written = 0
+        self._correction = correction
+        self._priorities: Priorities | None = None
+        if exponent is not None:
+            self._priorities = Priorities(slots * rows, exponent)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all arrays."""
+        size = sum(array.nbytes for array in self._arrays.values())
+        if self._priorities is not None:
+            size += self._priorities.nbytes
+        return size
+
+    def __len__(self) -> int:
+        """Number of steps in the memory."""
+        return min(self.written, self.slots) * self.rows
+
+    def add(self, steps: Steps) -> None:
+        """Add steps of all rows. They overwrite the oldest ones if the memory is full."""
+        # A row that begins anew does not go on from its last step
+        if self.written:
+            last = (self.written - 1) % self.slots
+            cut = steps.begins & ~self._arrays["terminated"][last]
+            self._arrays["truncated"][last] |= cut
+        count = len(steps.rewards)
+        # Of more steps than the memory has slots, only the last ones stay
+        kept = slice(max(0, count - self.slots), count)
+        places = (self.written + np.arange(count)[kept]) % self.slots
+        for name, array in steps.arrays.items():
+            self._arrays[name][places] = array[kept]
+        self.written += count
+        if self._priorities is not None:
+            new = places[:, None] * self.rows + np.arange(self.rows)
+            self._priorities.add(np.sort(new.ravel()))
+
+    def sample(
+        self, count: int, random: np.random.Generator, *, n_step: int, gamma: float
+    ) -> Batch:
+        """Return `count` samples of n steps each, drawn with replacement: name -> array with N as first axis.
+
+        `observations`, `actions`: of the first step. `rewards`: the discounted sum of up to n rewards, to the end of
+        the episode or of the memory at most. `next_observations`: after these steps. `discounts`: gamma to the power
+        of their number; 0 if the last one terminated the episode. A truncated episode keeps its discount: the value of
+        its last observation counts. A prioritised memory adds `weights` and `steps`, the numbers that
+        `change_priorities` takes.
+        """
+        oldest = max(0, self.written - self.slots)
+        found: Batch = {}
+        if self._priorities is None:
+            slots = random.integers(oldest, self.written, count)
+            rows = random.integers(0, self.rows, count)
+        else:
+            steps, chances = self._priorities.draw(count, random)
+            # They come in the order of the memory, and are dealt to several updates
+            dealt = random.permutation(count)
+            steps = steps[dealt]
+            chances = chances[dealt]
+            places, rows = np.divmod(steps, self.rows)
+            # From the place in the ring to the number of the slot
+            slots = oldest + (places - oldest) % self.slots
+            weights = (len(self) * chances) ** -self._correction
+            found["weights"] = (weights / weights.max()).astype(np.float32)
+            found["steps"] = steps
+        return found | self._n_steps(slots, rows, n_step, gamma)
+
+    def _n_steps(
+        self, slots: NDArray[np.int64], rows: NDArray[np.int64], n: int, gamma: float
+    ) -> Batch:
+        arrays = self._arrays
+        count = len(slots)
+        rewards = np.zeros(count, np.float32)
+        discounts = np.ones(count, np.float32)
+        last = slots
+        going_on = np.ones(count, np.bool_)
+        for step in range(n):
+            at = slots + step
+            # A sample ends with its episode, or with the newest step
+            going_on = going_on & (at < self.written)
+            place = at % self.slots
+            rewards += going_on * discounts * arrays["rewards"][place, rows]
+            discounts = np.where(going_on, discounts * np.float32(gamma), discounts)
+            last = np.where(going_on, at, last)
+            ended = arrays["terminated"][place, rows] | arrays["truncated"][place, rows]
+            going_on = going_on & ~ended
+        first = slots % self.slots
+        end = last % self.slots
+        terminated = arrays["terminated"][end, rows]
+        return {
+            "observations": arrays["observations"][first, rows],
+            "actions": arrays["actions"][first, rows],
+            "rewards": rewards,
+            "discounts": np.where(terminated, np.float32(0), discounts),
+            "next_observations": arrays["next_observations"][end, rows],
+        }
+
+    def change_priorities(self, steps: NDArray[np.int64], errors: Array) -> None:
+        """Set the priorities of sampled steps by the errors of their values. Of equal steps, the last one counts."""
+        assert self._priorities is not None, "samples are uniform"
+        order = np.unique(steps[::-1], return_index=True)
+        last = len(steps) - 1 - order[1]
+        self._priorities.change(steps[last], errors[last])
+
+    # ── on disk ──────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def segments(self) -> Iterator[range]:
+        """Yield the ranges of slots of the ring that a saved memory has in one file each; empty slots have none."""
+        filled = min(self.written, self.slots)
+        for first in range(0, filled, SEGMENT_SLOTS):
+            yield range(first, min(first + SEGMENT_SLOTS, filled))
+
+    def changed_since(self, segment: range, written: int) -> bool:
+        """Return whether a slot of `segment` may have changed since the memory had `written` slots written.
+
+        The last slot before that may have been cut from its follower, so it counts as changed.
+        """
+        if self.written - written >= self.slots or not written:
+            return True
+        changed = {slot % self.slots for slot in range(written - 1, self.written)}
+        return any(slot in changed for slot in segment)
+
+    def write_segment(self, segment: range, file: Path) -> None:
+        """Write the slots of a segment into a file, and flush it to disk. Raises OSError."""
+        arrays = {n: a[segment.start : segment.stop] for n, a in self._arrays.items()}
+        _write(file, arrays)
+
+    def write_head(self, file: Path) -> None:
+        """Write all else: how many slots were written, and the priorities. Raises OSError."""
+        state: dict[str, Array] = {"written": np.array(self.written)}
+        if self._priorities is not None:
+            state |= self._priorities.state()
+        _write(file, state)
+
+    def read(self, head: Path, segments: Mapping[int, Path]) -> None:
+        """Load a saved memory. Raises OSError, ValueError, KeyError.
+
+        `head`: the file of `write_head`. `segments`: first slot of each segment -> its file.
+        """
+        with np.load(head, allow_pickle=False) as stored:
+            self.written = int(stored["written"])
+            if self._priorities is not None:
+                self._priorities.load(dict(stored))
+        for segment in self.segments():
+            with np.load(segments[segment.start], allow_pickle=False) as stored:
+                for name, array in self._arrays.items():
+                    array[segment.start : segment.stop] = stored[name]
+
+
+def _write(file: Path, arrays: Mapping[str, Array]) -> None:
+    with open(file, "wb") as out:
+        np.savez(out, allow_pickle=False, **arrays)
+        out.flush()
+        os.fsync(out.fileno())

@@ -85,7 +85,10 @@ FLOORS_WITHIN: dict[str, tuple[tuple[str, ...], ...]] = {
         ("weights",),
     ),
     "placement": (("machines",), ("language",), ("memory", "show")),
-    "workers": (("engines", "launch", "ray_launch", "training"), ("roles",)),
+    "workers": (
+        ("engines", "launch", "ray_launch", "training"),
+        ("off_policy", "roles"),
+    ),
 }
 DOORS = {  # library -> the only modules (or rooms) that may import it
     "IPython": {"api.notebook"},
@@ -224,12 +227,19 @@ NETWORKS = {"config.blocks.policies", "models"}
 BLOCKS = {
     "config.blocks.simulator": {
         "cli.doctor",
+        "config.blocks.off_policy",
         "config.of_job",
         "envs",
+        "jobs.played",
         "jobs.simulator",
         "models.policy",
         "workers.arguments",
         "workers.training.policy_learner",
+    },
+    "config.blocks.off_policy": {
+        "jobs.off_policy",
+        "models.off_policy",
+        "workers.off_policy",
     },
     "config.blocks.policies": {
         "config.blocks.training",

@@ -1,6 +1,7 @@
 """Find the job of a config: a shipped job by its name, or a custom job by its Python name.
 
 job: simulator                      a shipped job; without the key `job`, the config's blocks decide which one
+job: off_policy                     a shipped job with blocks of its own, which needs the key
 job: my_package.my_job:job          a custom job: a Job object, or a subclass of Job
 """
 
@@ -26,6 +27,8 @@ SHIPPED = {
     "simulator": "rlplace.jobs.simulator.job:SimulatorJob",
     "language_model": "rlplace.jobs.language_model.job:LanguageModelJob",
 }
+# Shipped jobs that read their config themselves, as custom jobs do: a config names them by the key `job`
+NAMED = {"off_policy": "rlplace.jobs.off_policy.job:OffPolicyJob"}
 
 
 def job_of(config: Any) -> Job:
@@ -37,14 +40,16 @@ def job_of(config: Any) -> Job:
 
 
 def shipped_job(name: str) -> Job:
-    """Return the shipped job called `name`: "simulator" or "language_model"."""
-    module, _, attribute = SHIPPED[name].partition(":")
+    """Return the shipped job called `name`, such as "simulator"."""
+    module, _, attribute = (SHIPPED | NAMED)[name].partition(":")
     made: Job = getattr(importlib.import_module(module), attribute)()
     return made
 
 
 def named_job(mapping: Mapping[str, Any], sources: Mapping[str, Source]) -> Job | None:
-    """Return the custom job that the key `job` of a config names; None if there is no key `job`, or a shipped job.
+    """Return the job that the key `job` of a config names: a custom job, or a shipped job of NAMED.
+
+    Return None without this key, or for a job of SHIPPED, whose config is read by the blocks.
 
     `mapping`: the config as keys and values. `sources`: config key -> file and line in which its value is set. Raises
     ConfigError if the job cannot be imported, or is not a Job.
@@ -58,8 +63,10 @@ def named_job(mapping: Mapping[str, Any], sources: Mapping[str, Source]) -> Job 
     if name is None or name in SHIPPED:
         return None
     text = str(name)
+    if text in NAMED:
+        return shipped_job(text)
     if ":" not in text:
-        near = did_you_mean(text, SHIPPED)
+        near = did_you_mean(text, [*SHIPPED, *NAMED])
         error = "job"
         if near:
             error = "misspelt-job"
@@ -70,7 +77,7 @@ def named_job(mapping: Mapping[str, Any], sources: Mapping[str, Source]) -> Job 
             error=error,
             source=source_of(JOB, sources),
             near=near,
-            shipped=", ".join(SHIPPED),
+            shipped=", ".join([*SHIPPED, *NAMED]),
         )
     found = _imported(text, sources)
     if isinstance(found, type) and issubclass(found, Job):

@@ -3,16 +3,10 @@
 from __future__ import annotations
 
 import os
-import statistics
-import time
-from collections.abc import Mapping, Sequence
-from typing import Any
 
-from rlplace.codes import config_error
 from rlplace.contract.requests import Evaluation, EvaluationRequest
+from rlplace.jobs.played import played_episodes, refuse_transcripts
 from rlplace.trained import Trained
-
-_EPISODES = 20
 
 
 def evaluate(trained: Trained, request: EvaluationRequest) -> Evaluation:
@@ -20,81 +14,21 @@ def evaluate(trained: Trained, request: EvaluationRequest) -> Evaluation:
 
     Raises ConfigError, SimulatorError, OutputError.
     """
-    if request.transcripts is not None:
-        raise config_error(
-            "bad-option",
-            "transcripts",
-            str(request.transcripts),
-            error="transcripts-of-simulators",
-        )
+    refuse_transcripts(request)
     # For torch: with small batches, more threads would only wait for each other.
     os.environ.setdefault("OMP_NUM_THREADS", "1")
-    from rlplace.envs.play import play
     from rlplace.models.policy import policy_of
     from rlplace.workers.roles.episodes import read_states
 
-    began = time.perf_counter()
     policy = policy_of(trained, seed=request.seed, key=request.key)
-    env = trained.config.env
-    episodes = play(
-        env,
+    states = read_states(trained.folder / "env") if trained.checkpoint else ()
+    return played_episodes(
+        trained,
+        request,
+        trained.config.env,
         policy.spaces,
         lambda observations, begins: policy.choose(
             observations, request.deterministic, begins
         ),
-        episodes=request.episodes or _EPISODES,
-        seed=request.seed,
-        longest=request.longest,
-        video=request.video,
-        states=read_states(trained.folder / "env") if trained.checkpoint else (),
+        states,
     )
-    report: dict[str, Any] = {
-        "policy": trained.text,
-        "env": env.id,
-        "episodes": len(episodes),
-        "deterministic": request.deterministic,
-        "seed": request.seed,
-        "return": _spread([episode.total for episode in episodes]),
-        "length": _spread([episode.length for episode in episodes]),
-        "returns": [episode.total for episode in episodes],
-        "lengths": [episode.length for episode in episodes],
-        "video": None if request.video is None else str(request.video),
-        "seconds": time.perf_counter() - began,
-    }
-    return Evaluation(report=report, rows=_rows(report))
-
-
-def _spread(values: Sequence[float]) -> dict[str, float]:
-    return {
-        "mean": statistics.fmean(values),
-        "std": statistics.pstdev(values),
-        "min": min(values),
-        "max": max(values),
-    }
-
-
-def _rows(report: Mapping[str, Any]) -> list[tuple[str, str]]:
-
-    def spread(of: Mapping[str, float]) -> str:
-        return f"{of['mean']:,.1f} ± {of['std']:,.1f}   ({of['min']:,.1f} to {of['max']:,.1f})"
-
-    drawn = (
-        "the likeliest actions"
-        if report["deterministic"]
-        else "actions drawn as in training"
-    )
-    episodes = "1 episode"
-    if report["episodes"] != 1:
-        episodes = f"{report['episodes']} episodes"
-    rows = [
-        ("policy", report["policy"]),
-        ("env", f"{report['env']}, {episodes}, {drawn}, seed {report['seed']}"),
-        (
-            "return",
-            f"{spread(report['return'])}   mean ± standard deviation (least to greatest)",
-        ),
-        ("length", f"{spread(report['length'])}   steps"),
-        ("seconds", f"{report['seconds']:.1f}"),
-        *([("video", report["video"])] if report["video"] else []),
-    ]
-    return rows

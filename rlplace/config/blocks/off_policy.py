@@ -1,0 +1,155 @@
+"""The config of the off-policy job: its environments, algorithm, replay memory, networks and optimizers."""
+
+from __future__ import annotations
+
+import dataclasses
+from fractions import Fraction
+from typing import Literal
+
+from rlplace.config.blocks.simulator import SimulatorEnvConfig
+from rlplace.config.fields import block, knob
+from rlplace.config.open_job import OpenConfig
+
+OffPolicyName = Literal["sac", "td3", "dqn"]
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class OffPolicyAlgorithmConfig:
+    """The algorithm, and the numbers of steps and updates. Steps are those of all environments together."""
+
+    name: OffPolicyName = knob(
+        "sac, td3: continuous actions; dqn: one choice among n", "sac"
+    )
+    steps_per_iteration: int = knob("environment steps of an iteration", minimum=1)
+    learning_starts: int = knob(
+        "steps with random actions before the first update", 100, minimum=0
+    )
+    updates_per_step: float = knob(
+        "updates for each environment step; this ratio is kept exactly", 1.0, above=0
+    )
+    sync_every: int = knob(
+        "updates between two syncs of the policy; acting is two syncs behind at most",
+        8,
+        minimum=1,
+    )
+    batch_size: int = knob("steps of an update, over all actor ranks", 256, minimum=1)
+    gamma: float = knob("discount per step", 0.99, minimum=0, maximum=1, unit="share")
+    n_step: int = knob(
+        "rewards that are summed before the value of the next state", 1, minimum=1
+    )
+    tau: float = knob(
+        "share by which target networks follow; 1: they are copies",
+        0.005,
+        above=0,
+        maximum=1,
+        unit="share",
+    )
+    target_every: int = knob(
+        "updates between two steps of the target networks", 1, minimum=1
+    )
+    temperature: float | Literal["auto"] = knob(
+        "sac: weight of the entropy; auto: it is learned", "auto", minimum=0
+    )
+    target_entropy: float | None = knob(
+        "sac: the entropy that auto aims at; null: minus the elements of an action",
+        None,
+    )
+    exploration_noise: float = knob(
+        "td3: deviation of the noise of an action, whose bounds are -1 and 1",
+        0.1,
+        minimum=0,
+    )
+    target_noise: float = knob("td3: deviation of the target's noise", 0.2, minimum=0)
+    target_noise_clip: float = knob("td3: most of that noise", 0.5, minimum=0)
+    policy_delay: int = knob(
+        "td3: updates of the critics for each one of the policy", 2, minimum=1
+    )
+    double: bool = knob("dqn: the trained network chooses, the target values", True)
+    epsilon_start: float = knob(
+        "dqn: share of random actions at first", 1.0, minimum=0, maximum=1, unit="share"
+    )
+    epsilon_end: float = knob(
+        "dqn: and at last", 0.05, minimum=0, maximum=1, unit="share"
+    )
+    epsilon_steps: int = knob(
+        "dqn: steps in which it falls, in a line", 10_000, minimum=1
+    )
+
+    @property
+    def ratio(self) -> Fraction:
+        """Updates for each step, as the exact number that is written in the config."""
+        return Fraction(str(self.updates_per_step))
+
+    @property
+    def piece_steps(self) -> Fraction:
+        """Steps between two syncs of the policy. A valid config has a whole number."""
+        return self.sync_every / self.ratio
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class OffPolicyActorConfig:
+    """The networks of policy and critics, and their optimizers."""
+
+    hidden: tuple[int, ...] = knob(
+        "widths of the hidden layers of each network", (256, 256), minimum=1
+    )
+    activation: Literal["tanh", "relu", "silu"] = knob("between the layers", "relu")
+    critics: int = knob(
+        "critics of sac and td3; the least of their values is the target", 2, minimum=1
+    )
+    layer_norm: bool = knob("normalise the hidden layers of the critics", False)
+    lr: float = knob("Adam's learning rate of the policy, or of dqn", 3e-4, above=0)
+    critic_lr: float | None = knob("that of the critics; null: lr", None, above=0)
+    max_grad_norm: float | None = knob(
+        "clip the norm of the gradient; null: never", None, above=0
+    )
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class ReplayConfig:
+    """The replay memory, which the replay ranks share by environments."""
+
+    capacity: int = knob("steps that it keeps, over all ranks", 100_000, minimum=1)
+    sampling: Literal["uniform", "prioritised"] = knob(
+        "prioritised: steps with large errors are drawn more often", "uniform"
+    )
+    priority_exponent: float = knob(
+        "prioritised: power of the error; 0: uniform", 0.6, minimum=0
+    )
+    priority_correction: float = knob(
+        "prioritised: power of the weights that correct for it; 1: in full",
+        0.4,
+        minimum=0,
+        maximum=1,
+    )
+
+    @property
+    def prioritised(self) -> bool:
+        return self.sampling == "prioritised"
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class ActingConfig:
+    """Rollout: it steps its own environments. It has no keys but those of every component."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class OffPolicyBlocks:
+    """The blocks of the job's config that are its own."""
+
+    env: SimulatorEnvConfig
+    algorithm: OffPolicyAlgorithmConfig
+    actor: OffPolicyActorConfig = block(OffPolicyActorConfig)
+    rollout: ActingConfig = block(ActingConfig)
+    replay: ReplayConfig = block(ReplayConfig)
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class OffPolicyConfig(OpenConfig):
+    """The whole config of the off-policy job: the engine's blocks, and its own. Immutable."""
+
+    blocks: OffPolicyBlocks
+
+    @property
+    def env(self) -> SimulatorEnvConfig:
+        return self.blocks.env

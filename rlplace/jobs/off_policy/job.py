@@ -1,0 +1,336 @@
+"""The off-policy job, as the engine sees it.
+
+::
+
+    sync     actor ── weights ──▶ rollout
+    train    rollout ── transitions ──▶ replay ── batches ──▶ actor        at the same time, piece by piece
+                ▲                          ◀── priorities ──    │
+                └──────────────── policy ───────────────────────┘
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rlplace.checks.rule import broken
+from rlplace.codes import config_error
+from rlplace.config.blocks.off_policy import OffPolicyBlocks, OffPolicyConfig
+from rlplace.config.open_job import JOB, EngineConfig, read_open_config
+from rlplace.config.paths import with_homes
+from rlplace.config.read import read_block
+from rlplace.contract.job import Job
+from rlplace.contract.planning import memory_of
+from rlplace.contract.requests import Evaluation, EvaluationRequest
+from rlplace.contract.stages import (
+    Call,
+    Channel,
+    Stage,
+    Step,
+    Work,
+    full,
+    on_host,
+    weights,
+)
+from rlplace.envs.registry import check, describe, surely_made
+from rlplace.errors import (
+    PlacementError,
+    Problem,
+    ProblemsError,
+    Source,
+    source_of,
+)
+from rlplace.jobs.off_policy import rules
+from rlplace.jobs.off_policy.memory import with_memory
+from rlplace.jobs.played import played_episodes, refuse_transcripts
+from rlplace.metrics import ENDLESS_EPISODES, PLAYED_EPISODES
+from rlplace.placement.machines.topology import Topology
+from rlplace.placement.memory.ledger import Measurements, MemoryCase
+from rlplace.placement.plan import Plan
+from rlplace.placement.schedule import Needs
+from rlplace.report.sinks import Column, Console
+from rlplace.report.summary import SIMULATED, Measures, Progress
+from rlplace.trained import Trained
+from rlplace.workers.off_policy.actor import OffPolicyActor
+from rlplace.workers.off_policy.arguments import (
+    BATCHES,
+    POLICY,
+    PRIORITIES,
+    TRANSITIONS,
+    OffPolicyArguments,
+)
+from rlplace.workers.off_policy.replay import OffPolicyReplay
+from rlplace.workers.off_policy.rollout import OffPolicyRollout
+
+if TYPE_CHECKING:
+    from rlplace.envs.contract import Spaces
+    from rlplace.models.off_policy import Acting
+
+_TRAIN = "train"
+# Items of a channel: of a few pieces from each rank
+_ITEMS = 16
+_LEARNED = (
+    "env/episode_length",
+    "actor/critic_loss",
+    "actor/policy_loss",
+    "actor/temperature",
+    "actor/entropy",
+    "actor/value",
+)
+
+
+class OffPolicyJob(Job):
+    """The job of SAC, TD3 and DQN on simulators."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            name="off_policy",
+            components={
+                "actor": OffPolicyActor,
+                "rollout": OffPolicyRollout,
+                "replay": OffPolicyReplay,
+            },
+            stages=[
+                Stage("sync", weights("actor", to="rollout")),
+                Stage(
+                    _TRAIN,
+                    full("rollout").calls("act"),
+                    on_host("replay").calls("serve"),
+                    full("actor").calls("learn"),
+                ),
+            ],
+            channels=[
+                Channel(TRANSITIONS, "rollout", "replay", _ITEMS, by_rank=True),
+                Channel(BATCHES, "replay", "actor", _ITEMS, by_rank=True),
+                Channel(PRIORITIES, "actor", "replay", _ITEMS, by_rank=True),
+                Channel(POLICY, "actor", "rollout", _ITEMS, by_rank=True),
+            ],
+            score="env/return",
+        )
+        # Of the last config whose simulator was made: making one may take seconds
+        self._seen: tuple[Any, Spaces] | None = None
+
+    def _spaces(self, config: OffPolicyConfig) -> Spaces:
+        """Return the spaces of the config's simulator, which the first call creates. Raises ConfigError."""
+        if self._seen is None or self._seen[0] != config.env:
+            self._seen = (config.env, describe(config.env))
+        return self._seen[1]
+
+    # ── its config and its checks ────────────────────────────────────────────────────────────────────────────────────
+
+    def read(
+        self, mapping: Mapping[str, Any], sources: Mapping[str, Source]
+    ) -> tuple[Any | None, list[Problem]]:
+        engine_keys = {field.name for field in dataclasses.fields(EngineConfig)}
+        of_engine = {JOB: self}
+        of_job = {}
+        for key, value in mapping.items():
+            if key in engine_keys or key in self.components:
+                of_engine[key] = value
+            if key not in engine_keys and key != JOB:
+                of_job[key] = value
+        config, problems = read_open_config(of_engine, self, self.components, sources)
+        # Keys of the engine are read above; all others of a component's block are its own
+        for name in self.components:
+            if config is not None and name in of_job:
+                of_job[name] = config.settings.get(name, {})
+        blocks, wrong = read_block(OffPolicyBlocks, with_homes(of_job), sources=sources)
+        problems += wrong
+        if config is None or blocks is None:
+            return None, problems
+        whole = OffPolicyConfig(
+            job=self,
+            engine=config.engine,
+            components=config.components,
+            settings={},
+            blocks=blocks,
+        )
+        return whole, [*problems, *_placed(broken(rules.RULES, whole), sources)]
+
+    def environment_problems(self, config: OffPolicyConfig) -> Iterator[Problem]:
+        yield from check(config.env)
+
+    def plan(
+        self,
+        config: OffPolicyConfig,
+        topology: Topology,
+        sources: Mapping[str, Source],
+    ) -> Plan:
+        plan = super().plan(config, topology, sources)
+        case = rules.PlacedOffPolicyJob(config=config, placement=plan.placement)
+        problems = _placed(broken(rules.PLACED, case), sources)
+        if problems:
+            raise PlacementError(problems)
+        return plan
+
+    def plan_problems(self, config: OffPolicyConfig, plan: Plan) -> Iterable[Problem]:
+        return [*super().plan_problems(config, plan), *broken(rules.PLANNED, plan)]
+
+    def launch_problems(self, config: OffPolicyConfig, plan: Plan) -> Iterable[Problem]:
+        return self._made_problems(config, plan)
+
+    def dry_run_problems(
+        self, config: OffPolicyConfig, plan: Plan
+    ) -> Iterable[Problem]:
+        return self._made_problems(config, plan)
+
+    def _made_problems(self, config: OffPolicyConfig, plan: Plan) -> Iterable[Problem]:
+        """Create the simulator; return the problems of doing so, those of its spaces, and of a memory too large."""
+        try:
+            spaces = self._spaces(config)
+        except ProblemsError as error:
+            return error.problems
+        made = rules.MadeOffPolicyJob(config=config, spaces=spaces, plan=plan)
+        return [*broken(rules.MADE, made)]
+
+    # ── its plan ─────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def memory(
+        self,
+        config: OffPolicyConfig,
+        plan: Plan,
+        measured: Measurements | None = None,
+        *,
+        build: bool = False,
+        known: Any = None,
+    ) -> MemoryCase:
+        spaces = known
+        if spaces is None and (build or surely_made(config.env)):
+            spaces = self._spaces(config)
+        if spaces is not None:
+            config = with_memory(config, plan, spaces)
+        return memory_of(config, plan, measured or {})
+
+    def arguments(
+        self, config: OffPolicyConfig, plan: Plan, case: MemoryCase
+    ) -> Mapping[str, Any]:
+        components = plan.placement.components
+        given = OffPolicyArguments(
+            blocks=config.blocks,
+            spaces=self._spaces(config),
+            ranks={c: plan.placement.world_size(c) for c in components},
+            seed=config.runner.seed,
+            eval_episodes=config.runner.eval_episodes,
+        )
+        return dict.fromkeys(components, given)
+
+    # ── its run ──────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def work(self, config: OffPolicyConfig, needs: Needs) -> Work:
+        work = super().work(config, needs)
+        if not config.runner.eval_every:
+            return work
+        call = Call(component="rollout", method="evaluate")
+        evaluation = Step(name="evaluate", calls=(call,))
+        return dataclasses.replace(work, evaluation=evaluation, evaluated_in=_TRAIN)
+
+    def evaluates_every(self, config: OffPolicyConfig) -> int:
+        return config.runner.eval_every
+
+    def measures(self, config: OffPolicyConfig) -> Measures:
+        return dataclasses.replace(SIMULATED, learned=_LEARNED)
+
+    def console(self, config: OffPolicyConfig, plan: Plan) -> Console:
+        columns = [Column("return", "env/mean_return", ",.1f", 10)]
+        if config.runner.eval_every:
+            columns.append(Column("evaluated", "eval/return", ",.1f", 10))
+        columns += [
+            Column("length", "env/episode_length", ",.0f", 8),
+            Column("updates", "actor/updates", ",.0f", 9),
+            Column("critic", "actor/critic_loss", ".3g", 10),
+            Column("value", "actor/value", ",.1f", 9),
+            Column("steps/s", "env/steps_per_s", ",.0f", 9),
+            Column("train s", "time/train_s", ".2f", 9),
+        ]
+        return Console("env steps", tuple(columns))
+
+    def count(
+        self, config: OffPolicyConfig, progress: Progress, numbers: dict[str, float]
+    ) -> None:
+        steps = config.blocks.algorithm.steps_per_iteration
+        progress.add(numbers, steps)
+        numbers["env/steps_per_s"] = steps / numbers["time/iteration_s"]
+        # Without an episode that ended in this iteration, there is no new return
+        if progress.mean_return is not None and "env/return" in numbers:
+            numbers["env/mean_return"] = progress.mean_return
+
+    def remarks(
+        self, numbers: Mapping[str, float], notes: Mapping[str, Sequence[str]]
+    ) -> list[str]:
+        found: list[str] = []
+        for name in ("env/steps", PLAYED_EPISODES, ENDLESS_EPISODES):
+            found += notes.get(name, ())
+        return found
+
+    # ── what it leaves ───────────────────────────────────────────────────────────────────────────────────────────────
+
+    def stateful(self, config: OffPolicyConfig, plan: Plan) -> tuple[str, ...]:
+        return tuple(plan.placement.components)
+
+    def loaded_text(self, numbers: Mapping[str, float], kept: Any) -> str:
+        cut = int(numbers.get("env/episodes_cut", 0))
+        if cut:
+            lost = int(numbers.get("env/steps_lost", 0))
+            return f"; {cut} episodes begin anew, {lost} steps of them are lost"
+        return ""
+
+    def divided(self) -> Mapping[str, str]:
+        return {"actor": "samples are dealt to", "rollout": "simulators are dealt to"}
+
+    def saved_models(
+        self, config: OffPolicyConfig, plan: Plan, folder: Path
+    ) -> Mapping[str, Path]:
+        return {"actor": folder / "policy.safetensors"}
+
+    def last_line(self, run: Path) -> str:
+        from rlplace.trained import where
+
+        return where(run)
+
+    def evaluate(self, trained: Trained, request: EvaluationRequest) -> Evaluation:
+        refuse_transcripts(request)
+        # For torch: with small batches, more threads would only wait for each other
+        os.environ.setdefault("OMP_NUM_THREADS", "1")
+        policy = self.load_policy(trained, seed=request.seed, key=request.key)
+        return played_episodes(
+            trained,
+            request,
+            trained.config.env,
+            policy.spaces,
+            lambda seen, begins: policy.act(seen, request.deterministic),
+        )
+
+    def load_policy(self, trained: Trained, *, seed: int, key: str) -> Acting:
+        from rlplace.models.off_policy import Acting, new_policy
+        from rlplace.models.saved_off_policy import load_weights
+
+        config: OffPolicyConfig = trained.config
+        spaces = self._spaces(config)
+        network = new_policy(
+            spaces, config.blocks.algorithm.name, config.blocks.actor, seed
+        )
+        try:
+            load_weights(network, trained)
+        except (OSError, ValueError, KeyError, RuntimeError) as error:
+            raise config_error(
+                "checkpoint-damaged",
+                key,
+                str(trained.weights),
+                error="exported",
+                reason=str(error),
+            ) from error
+        network.requires_grad_(False).eval()
+        return Acting(network, spaces, seed=seed)
+
+
+def _placed(
+    problems: Iterable[Problem], sources: Mapping[str, Source]
+) -> list[Problem]:
+    """Return the problems with file and line of their keys. `sources`: config key -> file and line."""
+    return [
+        dataclasses.replace(each, source=source_of(each.key, sources))
+        for each in problems
+    ]

@@ -1,0 +1,256 @@
+"""Rules of the off-policy job: numbers of steps and updates, shares of ranks, and simulators that fit an algorithm."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Iterator
+from fractions import Fraction
+from math import isfinite, lcm
+from typing import TYPE_CHECKING
+
+from rlplace.checks.parallel import undivided
+from rlplace.checks.rule import Found, Rule, at_key
+from rlplace.config.blocks.off_policy import OffPolicyConfig
+from rlplace.envs.contract import ContinuousActions, DiscreteActions
+from rlplace.placement.language.hybrid import HybridComponentPlacement
+from rlplace.placement.memory.replay import replay_bytes
+from rlplace.placement.plan import Plan
+from rlplace.units import show_bytes
+
+if TYPE_CHECKING:
+    from rlplace.envs.contract import Spaces
+
+_SYNC = "algorithm.sync_every"
+_STEPS = "algorithm.steps_per_iteration"
+_ENVS = "env.total_num_envs"
+_CAPACITY = "replay.capacity"
+_BATCH = "algorithm.batch_size"
+
+
+# ── steps and updates ────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def _broken_pieces(config: OffPolicyConfig) -> Iterator[Found]:
+    """Yield a finding if the updates between two syncs are not those of a whole number of steps of all environments."""
+    algorithm = config.blocks.algorithm
+    envs = config.env.total_num_envs
+    ratio = algorithm.ratio
+    rounds = algorithm.piece_steps / envs
+    if rounds.denominator == 1:
+        return
+    # The least number of updates that belong to whole steps of all environments
+    least = (ratio * envs).numerator
+    yield at_key(
+        _SYNC,
+        algorithm.sync_every,
+        "pieces",
+        updates=algorithm.sync_every,
+        ratio=algorithm.updates_per_step,
+        steps=_text(algorithm.piece_steps),
+        envs=envs,
+        above=-(-algorithm.sync_every // least) * least,
+    )
+
+
+def _broken_iterations(config: OffPolicyConfig) -> Iterator[Found]:
+    """Yield a finding if an iteration is no whole number of pieces."""
+    algorithm = config.blocks.algorithm
+    piece = algorithm.piece_steps
+    whole = (piece / config.env.total_num_envs).denominator == 1
+    steps = algorithm.steps_per_iteration
+    if not whole or steps % piece == 0:
+        return
+    yield at_key(
+        _STEPS,
+        steps,
+        "iteration",
+        steps=steps,
+        piece=int(piece),
+        updates=algorithm.sync_every,
+        ratio=algorithm.updates_per_step,
+        above=int(-(-steps // piece) * piece),
+    )
+
+
+def _small_memory(config: OffPolicyConfig) -> Iterator[Found]:
+    """Yield a finding if the memory keeps less than a step of each environment, or is no multiple of that."""
+    capacity = config.blocks.replay.capacity
+    envs = config.env.total_num_envs
+    if capacity % envs:
+        above = -(-capacity // envs) * envs
+        yield at_key(_CAPACITY, capacity, "capacity", envs=envs, above=above)
+
+
+def _skipped_poison(config: OffPolicyConfig) -> Iterator[Found]:
+    if config.faults.on_poison == "skip":
+        yield at_key("faults.on_poison", "skip", "poison")
+
+
+# Rules of the config alone
+RULES: tuple[Rule[OffPolicyConfig], ...] = (
+    Rule(code="uneven-updates", facts=_broken_pieces),
+    Rule(code="uneven-updates", facts=_broken_iterations),
+    Rule(code="uneven-updates", facts=_small_memory),
+    Rule(code="off-policy-misfit", facts=_skipped_poison),
+)
+
+
+# ── ranks ────────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class PlacedOffPolicyJob:
+    """A config of the off-policy job with its placement."""
+
+    config: OffPolicyConfig
+    placement: HybridComponentPlacement
+
+    def ranks(self, component: str) -> int:
+        if component not in self.placement.components:
+            return 1
+        return max(1, self.placement.world_size(component))
+
+
+def _uneven_rows(case: PlacedOffPolicyJob) -> Iterator[Found]:
+    """Yield a finding if the environments cannot be dealt evenly to the ranks of rollout or replay."""
+    envs = case.config.env.total_num_envs
+    block = lcm(case.ranks("rollout"), case.ranks("replay"))
+    for component in ("rollout", "replay"):
+        ranks = case.ranks(component)
+        if envs % ranks:
+            yield at_key(
+                _ENVS,
+                envs,
+                "rows",
+                envs=envs,
+                ranks=ranks,
+                component=component,
+                above=-(-envs // block) * block,
+            )
+
+
+def _uneven_batches(case: PlacedOffPolicyJob) -> Iterator[Found]:
+    """Yield a finding if a batch cannot be dealt evenly to replay ranks, which draw, and actor ranks, which learn."""
+    batch = case.config.blocks.algorithm.batch_size
+    actors = case.ranks("actor")
+    shards = case.ranks("replay")
+    block = actors * shards
+    if batch % block:
+        yield at_key(
+            _BATCH,
+            batch,
+            "batch",
+            batch=batch,
+            actors=actors,
+            shards=shards,
+            above=-(-batch // block) * block,
+        )
+
+
+PLACED: tuple[Rule[PlacedOffPolicyJob], ...] = (
+    Rule(code="uneven-updates", facts=_uneven_rows),
+    Rule(code="uneven-updates", facts=_uneven_batches),
+)
+
+
+def _divided_policies(plan: Plan) -> Iterator[Found]:
+    """Yield a finding for each component with a parallel size above 1. A policy cannot be divided between ranks."""
+    for component in plan.placement.components:
+        spec = plan.placement.spec(component)
+        yield from undivided(spec, error="whole-policies")
+
+
+PLANNED: tuple[Rule[Plan], ...] = (
+    Rule(code="parallel-sizes", facts=_divided_policies),
+)
+
+
+# ── the simulator ────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class MadeOffPolicyJob:
+    """A config of the off-policy job with its plan, and the spaces of its simulator."""
+
+    config: OffPolicyConfig
+    spaces: Spaces
+    plan: Plan
+
+
+def _wrong_actions(job: MadeOffPolicyJob) -> Iterator[Found]:
+    """Yield a finding if the algorithm cannot take the simulator's actions."""
+    name = job.config.blocks.algorithm.name
+    actions = job.spaces.actions
+    simulator = job.config.env.id or job.config.env.kind
+    if name == "dqn":
+        if not isinstance(actions, DiscreteActions):
+            yield at_key("algorithm.name", name, "no-choice", simulator=simulator)
+        return
+    if not isinstance(actions, ContinuousActions):
+        error = "choices"
+        if not isinstance(actions, DiscreteActions):
+            error = "many-choices"
+        yield at_key("algorithm.name", name, error, simulator=simulator, name=name)
+    elif not all(map(isfinite, (*actions.low, *actions.high))):
+        yield at_key(
+            "algorithm.name", name, "no-bounds", simulator=simulator, name=name
+        )
+
+
+def _images(job: MadeOffPolicyJob) -> Iterator[Found]:
+    """Yield a finding if an observation has an image."""
+    if job.spaces.observation_dtype == "uint8":
+        shape = list(job.spaces.observation_shape)
+        simulator = job.config.env.id or job.config.env.kind
+        yield Found(key="env.id", got=f"{simulator}: {shape} of bytes", error="images")
+
+
+def _statistics(job: MadeOffPolicyJob) -> Iterator[Found]:
+    """Yield a finding if the simulator normalizes: the numbers in the memory would be those of older statistics."""
+    if job.spaces.normalized:
+        names = ", ".join(wrapper.name for wrapper in job.config.env.wrappers)
+        yield Found(key="env.wrappers", got=names or job.config.env.id, error="normal")
+
+
+def _on_this_machine(job: MadeOffPolicyJob) -> bool:
+    """Return whether the memory lies on this machine, and the plan does not know how much this machine has."""
+    nodes = job.plan.placement.topology.nodes
+    own = job.config.cluster.ray.address is None
+    return own and len(nodes) == 1 and not nodes[0].host_memory_bytes
+
+
+def _large_memory(job: MadeOffPolicyJob) -> Iterator[Found]:
+    """Yield a finding if the replay memory is larger than the memory of this machine."""
+    replay = job.config.blocks.replay
+    prioritised = replay.prioritised
+    size = replay_bytes(job.spaces, replay.capacity, prioritised=prioritised)
+    there = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    if size <= there:
+        return
+    # Half of the machine, in whole steps of all environments
+    envs = job.config.env.total_num_envs
+    each = size / replay.capacity
+    steps = max(1, int(there / 2 / each / envs)) * envs
+    yield at_key(
+        _CAPACITY,
+        replay.capacity,
+        size=show_bytes(size),
+        there=show_bytes(there),
+        each=show_bytes(round(each)),
+        steps=steps,
+    )
+
+
+MADE: tuple[Rule[MadeOffPolicyJob], ...] = (
+    Rule(code="off-policy-misfit", facts=_wrong_actions),
+    Rule(code="off-policy-misfit", facts=_images),
+    Rule(code="off-policy-misfit", facts=_statistics),
+    Rule(code="replay-does-not-fit", applies=_on_this_machine, facts=_large_memory),
+)
+
+
+def _text(number: Fraction) -> str:
+    if number.denominator == 1:
+        return str(number)
+    return f"{float(number):g}"

@@ -1,0 +1,148 @@
+"""Actor of the off-policy job: it learns from samples of all replay ranks, and hands its policy to rollout."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from rlplace.metrics import Metric, Metrics
+from rlplace.workers.off_policy.arguments import (
+    BATCHES,
+    POLICY,
+    PRIORITIES,
+    OffPolicyArguments,
+)
+from rlplace.workers.worker import Worker
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+_NOISE = 3  # number of this module's random numbers among those of a run
+
+
+class OffPolicyActor(Worker):
+    """Owns policy and critics. Several ranks learn from a share of each batch, and average their gradients."""
+
+    needs_own_process: ClassVar[bool] = True
+    imports: ClassVar[tuple[str, ...]] = (
+        "torch",
+        "rlplace.workers.off_policy.learners",
+    )
+
+    config: OffPolicyArguments
+
+    def setup(self) -> None:
+        from rlplace.workers.off_policy.learners import LEARNERS
+
+        given = self.config
+        self._pieces = given.pieces
+        self._device = self.context.device.torch_name
+        name = given.blocks.algorithm.name
+        self._learner = LEARNERS[name](
+            given.spaces, given.blocks, given.seed, self._device, self._average
+        )
+        modules = self._learner.modules.values()
+        self.offload(*modules, *self._learner.optimizers.values())
+        self.weights_of(self._learner.policy)
+        if self.world_size > 1:
+            self.process_group()
+
+    def learn(self, iteration: int) -> Metrics:
+        """Make the updates that follow each piece of an iteration; return their metrics."""
+        pieces = self._pieces
+        self._early: dict[tuple[int, int], Any] = {}
+        updates = 0
+        for piece in pieces.learning(iteration):
+            self.context.check_cancelled("learn")
+            with self.timer("wait"):
+                batches = self._taken(piece)
+            with self.timer("update"):
+                errors = self._update(iteration, piece, batches)
+            updates += len(errors)
+            self._hand_out(piece, errors)
+        found: dict[str, Metric] = {"updates": Metric(updates, "max")}
+        for name, value in self._learner.take_metrics().items():
+            found[name] = Metric(value)
+        return found
+
+    def _taken(self, piece: int) -> dict[str, Tensor]:
+        """Wait for the samples of a piece from all replay ranks. Return name -> tensor [updates, samples, ...]."""
+        import torch
+
+        channel = self.channel(BATCHES)
+        wanted = [(piece, rank) for rank in range(self.config.ranks["replay"])]
+        # Another replay rank may be a piece ahead
+        while not all(key in self._early for key in wanted):
+            number, rank, batch = channel.get(key=str(self.rank))
+            self._early[number, rank] = batch
+        parts = [self._early.pop(key) for key in wanted]
+        found = {}
+        for name in parts[0]:
+            joined = torch.cat([torch.from_numpy(part[name]) for part in parts], 1)
+            found[name] = joined.to(self._device)
+        for name in ("observations", "next_observations"):
+            found[name] = found[name].flatten(2)
+        return found
+
+    def _update(
+        self, iteration: int, piece: int, batches: dict[str, Tensor]
+    ) -> list[Tensor]:
+        """Make the updates of a piece; return the errors of the samples of each."""
+        import numpy as np
+        import torch
+
+        number = self._pieces.number(iteration, piece)
+        seeds = np.random.SeedSequence([self.config.seed, _NOISE, number, self.rank])
+        random = torch.Generator().manual_seed(int(seeds.generate_state(1)[0]))
+        errors = []
+        for update in range(self._pieces.updates):
+            batch = {name: tensor[update] for name, tensor in batches.items()}
+            errors.append(self._learner.update(batch, random))
+        return errors
+
+    def _hand_out(self, piece: int, errors: list[Tensor]) -> None:
+        """Put the errors for the replay ranks that draw by them, and the policy for rollout."""
+        import torch
+
+        if self.config.blocks.replay.prioritised:
+            ranks = self.config.ranks["replay"]
+            parts = torch.stack(errors).cpu().chunk(ranks, dim=1)
+            for rank, part in enumerate(parts):
+                item = (self.rank, part.flatten().numpy())
+                self.channel(PRIORITIES).put(item, key=str(rank))
+        if self.rank == 0 and self._pieces.sends_policy(piece):
+            parameters = self._learner.policy.parameters()
+            flat = torch.cat([p.detach().flatten() for p in parameters]).cpu().numpy()
+            for rank in range(self.config.ranks["rollout"]):
+                self.channel(POLICY).put((piece, flat), key=str(rank))
+
+    def _average(self, parameters: Iterable[nn.Parameter]) -> None:
+        """Average the gradients over all ranks, in place."""
+        import torch
+
+        if self.world_size == 1:
+            return
+        for parameter in parameters:
+            if parameter.grad is not None:
+                torch.distributed.all_reduce(parameter.grad)
+                parameter.grad /= self.world_size
+
+    # ── checkpoints ──────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def save_state(self) -> Any:
+        # All ranks have the same
+        if self.rank:
+            return None
+        return self._learner.state()
+
+    def load_state(self, state: Any) -> None:
+        self._learner.load(state)
+
+    def save_model(self, path: str) -> None:
+        """Write the weights of the policy into a file of safetensors."""
+        from rlplace.models.checkpoint import write_file
+
+        if self.rank == 0:
+            weights = self._learner.policy.state_dict()
+            write_file(Path(path), ((n, t.cpu()) for n, t in weights.items()))

@@ -1,0 +1,218 @@
+"""Runs of the off-policy job in this process: counts, resumes, evaluations, and configs that are refused in words."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import yaml
+from safetensors.numpy import load_file
+
+import rlplace
+from rlplace.cli.evaluate import main as evaluate
+from tests.e2e.test_resume import numbers
+from tests.e2e.training import INLINE_LAUNCHER, Finished, train
+
+TINY = (
+    INLINE_LAUNCHER,
+    "cluster.accelerators_per_node=2",
+    "cluster.accelerator.kind=emulated",
+    "actor.hidden=[16]",
+    "algorithm.batch_size=16",
+    "algorithm.learning_starts=32",
+    "algorithm.steps_per_iteration=48",
+    "replay.capacity=120",
+)
+SAC = ("sac", (*TINY, "env.total_num_envs=2"))
+# Two ranks of rollout and replay, priorities, and sums of rewards over the ends of episodes
+DQN = (
+    "dqn",
+    (
+        *TINY,
+        "env.total_num_envs=4",
+        "algorithm.sync_every=4",
+        "algorithm.n_step=3",
+        "algorithm.target_every=3",
+        "replay.sampling=prioritised",
+        "cluster.component_placement.rollout=0-1",
+        "cluster.component_placement.replay={node_group: node, placement: '0:0-1'}",
+        "cluster.allow_resident=[actor,rollout]",
+    ),
+)
+TD3 = ("td3", (*TINY, "env.total_num_envs=2", "algorithm.n_step=2"))
+Job = tuple[str, tuple[str, ...]]
+
+
+def run(job: Job, output: Path, iterations: int, *more: str) -> Finished:
+    name, words = job
+    last = f"runner.total_iterations={iterations}"
+    found = train(name, output, *words, last, *more)
+    assert found.code == 0, found.out + found.err
+    return found
+
+
+def weights(run: Finished) -> dict[str, np.ndarray]:
+    assert run.folder is not None
+    return load_file(run.folder / "policy.safetensors")
+
+
+@pytest.fixture(scope="module")
+def sac(tmp_path_factory: pytest.TempPathFactory) -> Finished:
+    """Four iterations with an evaluation after each second one."""
+    evaluated = ("runner.eval_every=2", "+runner.eval_episodes=2")
+    output = tmp_path_factory.mktemp("sac")
+    return run(SAC, output, 4, *evaluated)
+
+
+def test_the_ratio_of_updates_to_steps_is_kept_exactly(sac: Finished) -> None:
+    lines = sac.metrics()[1:]
+    # 8 updates for 8 steps; the first 32 steps are random, and 16 more follow in the first iteration
+    assert [line["actor/updates"] for line in lines] == [16, 48, 48, 48]
+    assert [line["env/steps"] for line in lines] == [48] * 4
+    # The ring keeps 120 steps
+    assert [line["replay/steps"] for line in lines] == [48, 96, 120, 120]
+    for name in ("critic_loss", "policy_loss", "temperature", "entropy", "value"):
+        assert f"actor/{name}" in lines[-1]
+    assert [i for i, line in enumerate(lines) if "eval/return" in line] == [1, 3]
+    assert sac.summary()["env_steps"] == 192
+
+
+def test_a_ratio_below_one_is_kept_over_iterations(tmp_path: Path) -> None:
+    job = (
+        "sac",
+        (*SAC[1], "algorithm.updates_per_step=0.25", "algorithm.sync_every=3"),
+    )
+    lines = run(job, tmp_path, 3).metrics()
+    # Pieces of 12 steps with 3 updates; the third piece is the first after 32 steps
+    assert [line["actor/updates"] for line in lines] == [6, 12, 12]
+
+
+def test_the_policy_is_saved_and_played(
+    sac: Finished, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert sac.folder is not None
+    assert evaluate([str(sac.folder), "episodes=1"]) == 0
+    assert "1 episodes" in capsys.readouterr().out
+    policy = rlplace.load_policy(sac.folder)
+    seen = np.zeros((5, 3), np.float32)
+    actions = policy.act(seen)
+    assert actions.shape == (5, 1)
+    assert np.abs(actions).max() <= 2.0
+    # A checkpoint and the file at the end have the same policy
+    copied = sac.folder.parent / "exported"
+    copied.mkdir()
+    for name in ("policy.safetensors", "config.yaml"):
+        (copied / name).write_bytes((sac.folder / name).read_bytes())
+    assert np.array_equal(rlplace.load_policy(copied).act(seen), actions)
+
+
+@pytest.mark.parametrize("job", [SAC, DQN, TD3], ids=["sac", "dqn", "td3"])
+def test_a_resumed_run_has_the_same_numbers(job: Job, tmp_path: Path) -> None:
+    whole = run(job, tmp_path / "whole", 4)
+    first = run(job, tmp_path / "parts", 2)
+    assert first.folder is not None
+    resumed = run(job, tmp_path / "parts", 4, f"resume={first.folder}")
+    lines = [*numbers(first), *numbers(resumed)]
+    assert [line["iteration"] for line in numbers(whole)] == [1, 2, 3, 4]
+    whole_lines = {line["iteration"]: line for line in numbers(whole)}
+    for line in lines:
+        expected = whole_lines[line["iteration"]]
+        for name, value in expected.items():
+            if name.startswith(("actor/", "env/", "replay/")):
+                assert line[name] == value, (line["iteration"], name)
+    for name, array in weights(whole).items():
+        assert np.array_equal(array, weights(resumed)[name]), name
+
+
+def test_segments_without_new_steps_are_not_written_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("rlplace.algo.replay.SEGMENT_SLOTS", 16)
+    job = ("sac", (*SAC[1], "replay.capacity=400", "checkpoint.every=1"))
+    ran = run(job, tmp_path, 3)
+    assert ran.folder is not None
+    older, newer = sorted((ran.folder / "checkpoints").glob("0*"))
+    files = [folder / "replay" / "memory_00000_0.npz" for folder in (older, newer)]
+    assert files[0].samefile(files[1])
+    last = [folder / "replay" / "memory_00000_32.npz" for folder in (older, newer)]
+    assert not last[0].samefile(last[1])
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "text"),
+    [
+        (["sac", "env.id=CartPole-v1"], "off-policy-misfit", "one choice among n"),
+        (["dqn", "env.id=Pendulum-v1"], "off-policy-misfit", "compares the values"),
+        (["dqn", "env.id=tests.gyms:Pixels"], "off-policy-misfit", "images"),
+        (
+            ["sac", "replay.capacity=3000000000000"],
+            "replay-does-not-fit",
+            "larger than this machine",
+        ),
+        (
+            [
+                "sac",
+                "replay.capacity=3000000000",
+                "cluster.nodes=[{accelerators: 2, host_memory: 24GiB}]",
+            ],
+            "host-does-not-fit",
+            "replay: as declared",
+        ),
+        (
+            ["sac", "algorithm.sync_every=3", "env.total_num_envs=2"],
+            "uneven-updates",
+            "algorithm.sync_every=4",
+        ),
+        (
+            ["sac", "algorithm.steps_per_iteration=1001"],
+            "uneven-updates",
+            "algorithm.steps_per_iteration=1008",
+        ),
+        (
+            ["sac", "replay.capacity=101", "env.total_num_envs=4"],
+            "uneven-updates",
+            "replay.capacity=104",
+        ),
+        (
+            ["sac", "cluster.component_placement.rollout=0-1"],
+            "uneven-updates",
+            "total_num_envs: 2",
+        ),
+        (["sac", "faults.on_poison=skip"], "off-policy-misfit", "not there"),
+        (["sac", "algorithm.gama=1"], "unknown-key", "did you mean 'gamma'"),
+        (["sac", "replays.capacity=1"], "unknown-key", "did you mean 'replay'"),
+        (["sac", "algorithm.name=sca"], "unknown-choice", "sac"),
+        (
+            [
+                "sac",
+                "env.wrappers=[{name: gymnasium.wrappers:NormalizeObservation}]",
+            ],
+            "off-policy-misfit",
+            "older statistics",
+        ),
+    ],
+)
+def test_a_wrong_config_is_refused_in_words(
+    words: list[str], code: str, text: str, tmp_path: Path
+) -> None:
+    name, *rest = words
+    found = train(name, tmp_path, INLINE_LAUNCHER, *rest)
+    assert found.code == 2
+    assert f"[{code}]" in found.err
+    assert text in found.err
+    assert found.folder is None
+
+
+def test_ppo_without_the_job_names_the_config_of_an_off_policy_algorithm(
+    tmp_path: Path,
+) -> None:
+    found = train("hybrid_ppo", tmp_path, INLINE_LAUNCHER, "algorithm.name=sac")
+    assert found.code == 2
+    assert "--config-name sac" in found.err
+
+
+def test_the_saved_config_names_the_job(sac: Finished) -> None:
+    assert sac.folder is not None
+    saved = yaml.safe_load((sac.folder / "config.yaml").read_text())
+    assert saved["job"] == "off_policy"

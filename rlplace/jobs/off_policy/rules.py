@@ -178,7 +178,7 @@ class MadeOffPolicyJob:
     plan: Plan
 
 
-def _wrong_actions(job: MadeOffPolicyJob) -> Iterator[Found]:
+def _unsuited_actions(job: MadeOffPolicyJob) -> Iterator[Found]:
     """Yield a finding if the algorithm cannot take the simulator's actions."""
     name = job.config.blocks.algorithm.name
     actions = job.spaces.actions
@@ -243,7 +243,7 @@ def _large_memory(job: MadeOffPolicyJob) -> Iterator[Found]:
 
 
 MADE: tuple[Rule[MadeOffPolicyJob], ...] = (
-    Rule(code="off-policy-misfit", facts=_wrong_actions),
+    Rule(code="off-policy-misfit", facts=_unsuited_actions),
     Rule(code="off-policy-misfit", facts=_images),
     Rule(code="off-policy-misfit", facts=_statistics),
     Rule(code="replay-does-not-fit", applies=_on_this_machine, facts=_large_memory),

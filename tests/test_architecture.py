@@ -237,6 +237,7 @@ BLOCKS = {
         "workers.training.policy_learner",
     },
     "config.blocks.off_policy": {
+        "config.of_job",
         "jobs.off_policy",
         "models.off_policy",
         "workers.off_policy",

@@ -16,6 +16,14 @@ def config_of(job: JobName) -> type[Config]:
     return found
 
 
+def named_configs() -> dict[str, type]:
+    """Return name -> dataclass of the config, for the shipped jobs that a config names by the key `job`."""
+    # Imported here: this config is made of blocks that are read by those who import this module
+    from rlplace.config.blocks.off_policy import OffPolicyBlocks
+
+    return {"off_policy": OffPolicyBlocks}
+
+
 def same_block(block: type, job: JobName) -> type:
     """Return the dataclass that the other job has in place of `block`: its own config for a config, else the same."""
     if issubclass(block, Config):

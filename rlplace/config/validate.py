@@ -25,7 +25,7 @@ from rlplace.config.number_text import (
     as_seconds,
     as_thousands,
 )
-from rlplace.config.of_job import config_of
+from rlplace.config.of_job import config_of, named_configs
 from rlplace.config.other_names import meant_word
 from rlplace.config.own import OWN, OWN_NAME, OwnName, block_of_name
 from rlplace.config.read import MOST_WHOLE
@@ -685,26 +685,45 @@ def config_schema() -> dict[str, Any]:
 
     The schema does not require any key, since further files or overrides may set the key.
     """
+    named = named_configs()
     _, schema = pydantic.json_schema.models_json_schema(
-        [(model_of(config_of(job), job), "validation") for job in jobs()]
+        [
+            *((model_of(config_of(job), job), "validation") for job in jobs()),
+            *((model_of(block, "simulator"), "validation") for block in named.values()),
+        ]
     )
     blocks: dict[str, Any] = {
         name: _relaxed(block) for name, block in schema["$defs"].items()
     }
     for job in jobs():
         blocks[_name_of(job)]["properties"] |= _HYDRA
+    # A job that the config names
+    branches = []
+    for name, block in named.items():
+        of_job = model_of(block, "simulator").__name__
+        blocks[of_job]["properties"] |= _HYDRA | {"job": {"const": name}}
+        branches.append((_having("job", {"const": name}), of_job))
     keys: dict[str, Any] = {
         "type": "object",
         "anyOf": [{"required": [key]} for key in MODEL_KEYS],
     }
     conditions = [_having(key, {"enum": values}) for key, values in marks().items()]
+    choice: dict[str, Any] = {
+        "if": {"anyOf": [*conditions, _having("actor.model", keys)]},
+        "then": {"$ref": f"#/$defs/{_name_of(MARKED)}"},
+        "else": {"$ref": f"#/$defs/{_name_of(USUAL)}"},
+    }
+    for condition, of_job in branches:
+        choice = {
+            "if": condition,
+            "then": {"$ref": f"#/$defs/{of_job}"},
+            "else": choice,
+        }
     return {
         "$schema": DRAFT,
         "title": "rlplace config",
         "type": "object",
-        "if": {"anyOf": [*conditions, _having("actor.model", keys)]},
-        "then": {"$ref": f"#/$defs/{_name_of(MARKED)}"},
-        "else": {"$ref": f"#/$defs/{_name_of(USUAL)}"},
+        **choice,
         "$defs": blocks,
     }
 

@@ -8,7 +8,7 @@ from typing import Literal
 
 from rlplace.config.blocks.simulator import SimulatorEnvConfig
 from rlplace.config.fields import block, knob
-from rlplace.config.open_job import OpenConfig
+from rlplace.config.open_job import ComponentConfig, EngineConfig, OpenConfig
 
 OffPolicyName = Literal["sac", "td3", "dqn"]
 
@@ -87,7 +87,7 @@ class OffPolicyAlgorithmConfig:
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class OffPolicyActorConfig:
+class OffPolicyActorConfig(ComponentConfig):
     """The networks of policy and critics, and their optimizers."""
 
     hidden: tuple[int, ...] = knob(
@@ -106,7 +106,7 @@ class OffPolicyActorConfig:
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class ReplayConfig:
+class ReplayConfig(ComponentConfig):
     """The replay memory, which the replay ranks share by environments."""
 
     capacity: int = knob("steps that it keeps, over all ranks", 100_000, minimum=1)
@@ -129,13 +129,13 @@ class ReplayConfig:
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class ActingConfig:
-    """Rollout: it steps its own environments. It has no keys but those of every component."""
+class ActingConfig(ComponentConfig):
+    """Rollout, which steps its own environments."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class OffPolicyBlocks:
-    """The blocks of the job's config that are its own."""
+class OffPolicyBlocks(EngineConfig):
+    """All blocks of the job's config: those of the engine, and its own."""
 
     env: SimulatorEnvConfig
     algorithm: OffPolicyAlgorithmConfig
@@ -146,7 +146,7 @@ class OffPolicyBlocks:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class OffPolicyConfig(OpenConfig):
-    """The whole config of the off-policy job: the engine's blocks, and its own. Immutable."""
+    """The whole config of the off-policy job, as the engine reads it, with the typed blocks. Immutable."""
 
     blocks: OffPolicyBlocks
 

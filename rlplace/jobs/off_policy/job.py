@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from rlplace.checks.rule import broken
 from rlplace.codes import config_error
 from rlplace.config.blocks.off_policy import OffPolicyBlocks, OffPolicyConfig
-from rlplace.config.open_job import JOB, EngineConfig, read_open_config
+from rlplace.config.open_job import JOB
 from rlplace.config.paths import with_homes
 from rlplace.config.read import read_block
 from rlplace.contract.job import Job
@@ -124,31 +124,20 @@ class OffPolicyJob(Job):
     def read(
         self, mapping: Mapping[str, Any], sources: Mapping[str, Source]
     ) -> tuple[Any | None, list[Problem]]:
-        engine_keys = {field.name for field in dataclasses.fields(EngineConfig)}
-        of_engine = {JOB: self}
-        of_job = {}
-        for key, value in mapping.items():
-            if key in engine_keys or key in self.components:
-                of_engine[key] = value
-            if key not in engine_keys and key != JOB:
-                of_job[key] = value
-        config, problems = read_open_config(of_engine, self, self.components, sources)
-        # Keys of the engine are read above; all others of a component's block are its own
-        for name in self.components:
-            if config is not None and name in of_job:
-                of_job[name] = config.settings.get(name, {})
-        blocks, wrong = read_block(OffPolicyBlocks, with_homes(of_job), sources=sources)
-        problems += wrong
-        if config is None or blocks is None:
+        written = {key: value for key, value in mapping.items() if key != JOB}
+        blocks, problems = read_block(
+            OffPolicyBlocks, with_homes(written), sources=sources
+        )
+        if blocks is None:
             return None, problems
-        whole = OffPolicyConfig(
+        config = OffPolicyConfig(
             job=self,
-            engine=config.engine,
-            components=config.components,
+            engine=blocks,
+            components={name: getattr(blocks, name) for name in self.components},
             settings={},
             blocks=blocks,
         )
-        return whole, [*problems, *_placed(broken(rules.RULES, whole), sources)]
+        return config, [*problems, *_placed(broken(rules.RULES, config), sources)]
 
     def environment_problems(self, config: OffPolicyConfig) -> Iterator[Problem]:
         yield from check(config.env)

@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from rlplace.config.blocks.machines import ClusterConfig
 from rlplace.config.blocks.off_policy import (
     OffPolicyActorConfig,
     OffPolicyAlgorithmConfig,
@@ -29,6 +30,7 @@ def learner(name: Any, **more: Any) -> tuple[Learner, Spaces]:
     actions = DISCRETE if name == "dqn" else CONTINUOUS
     spaces = Spaces(observation_shape=(2,), actions=actions)
     blocks = OffPolicyBlocks(
+        cluster=ClusterConfig(component_placement={}),
         env=SimulatorEnvConfig(id="of-one-step"),
         algorithm=OffPolicyAlgorithmConfig(
             name=name, steps_per_iteration=8, temperature=0.01, tau=0.05

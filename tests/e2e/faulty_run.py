@@ -24,6 +24,7 @@ from rlplace.execution.loop import Loop
 from rlplace.execution.overlap import Overlap
 from rlplace.runtime.saving import Saving
 from rlplace.workers.launch.cluster import Cluster
+from rlplace.workers.off_policy.actor import OffPolicyActor
 from rlplace.workers.ray_launch.launcher import RayLauncher
 from rlplace.workers.roles.actor import PolicyActor
 from tests.e2e.recorded import RecordedLmActor, RecordedPolicyActor
@@ -54,6 +55,8 @@ def main(config: str, overrides: list[str], faults: list[list[Any]]) -> int:
 
     def launch(cluster: Cluster, job: Any) -> Any:
         clusters.append(cluster)
+        if job.workers["actor"] is OffPolicyActor:
+            return launched(cluster, job)
         recorded = (
             RecordedPolicyActor
             if job.workers["actor"] is PolicyActor
@@ -78,7 +81,7 @@ def main(config: str, overrides: list[str], faults: list[list[Any]]) -> int:
         """Return the method of a kind of loop that makes the calls of a step; faults of the rollout begin with it."""
 
         def do(self: Loop, stage: str, step: Any, index: int) -> Any:
-            if stage == "rollout":
+            if stage in ("rollout", "train"):
                 begin(
                     [
                         fault

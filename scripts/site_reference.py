@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from rlplace.codes import codes
+from rlplace.config.blocks.off_policy import OffPolicyBlocks
 from rlplace.config.fields import (
     JobName,
     blocks_in,
@@ -119,6 +120,7 @@ def pages() -> dict[str, str]:
     return {
         "reference/hyperparameters.md": hyperparameters_page(),
         "reference/config.md": config_page(),
+        "reference/off_policy.md": off_policy_page(),
         "reference/configs.md": configs_page(),
         "reference/metrics.md": metrics_page(),
         "reference/errors.md": errors_page(),
@@ -164,6 +166,25 @@ def config_page() -> str:
         "[keys of hyperparameters](hyperparameters.md). `python -m rlplace.plan schema` prints the same as a JSON "
         "Schema.\n" + entries
     )
+
+
+def off_policy_page() -> str:
+    """Return a table for each block that only off-policy jobs have."""
+    text = (
+        "# Keys of off-policy jobs\n\nThe keys that only `job: off_policy` has, from "
+        "`rlplace/config/blocks/off_policy.py`. `cluster`, `env`, `memory`, `runner`, `checkpoint` and `faults` have "
+        "the [keys of all jobs](config.md).\n"
+    )
+    rows: dict[str, list[tuple[str, str, str, str]]] = {}
+    for key in keys_of(OffPolicyBlocks, "simulator"):
+        block = key.name.partition(".")[0]
+        if block in ("algorithm", "replay", "actor", "rollout"):
+            row = (f"`{key.name}`", key.type, key.default, _plain(key.doc))
+            rows.setdefault(block, []).append(row)
+    heads = ("key", "type", "default", "meaning")
+    for block in ("algorithm", "replay", "actor", "rollout"):
+        text += f"\n## {block}\n\n{table(heads, rows[block])}"
+    return text
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -1,0 +1,81 @@
+"""Off-policy configs that cannot run are refused before anything starts, with the reason and a fix."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from rlplace.cli import train
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "text"),
+    [
+        (["sac", "env.id=CartPole-v1"], "off-policy-misfit", "one choice among n"),
+        (["dqn", "env.id=Pendulum-v1"], "off-policy-misfit", "compares the values"),
+        (["dqn", "env.id=tests.gyms:Pixels"], "off-policy-misfit", "images"),
+        (
+            ["sac", "replay.capacity=3000000000000"],
+            "replay-does-not-fit",
+            "larger than this machine",
+        ),
+        (
+            [
+                "sac",
+                "replay.capacity=3000000000",
+                "cluster.nodes=[{accelerators: 2, host_memory: 24GiB}]",
+            ],
+            "host-does-not-fit",
+            "replay: as declared",
+        ),
+        (
+            ["sac", "algorithm.sync_every=3", "env.total_num_envs=2"],
+            "uneven-updates",
+            "algorithm.sync_every=4",
+        ),
+        (
+            ["sac", "algorithm.steps_per_iteration=1001"],
+            "uneven-updates",
+            "algorithm.steps_per_iteration=1008",
+        ),
+        (
+            ["sac", "replay.capacity=101", "env.total_num_envs=4"],
+            "uneven-updates",
+            "replay.capacity=104",
+        ),
+        (
+            ["sac", "cluster.component_placement.rollout=0-1"],
+            "uneven-updates",
+            "total_num_envs: 2",
+        ),
+        (["sac", "faults.on_poison=skip"], "off-policy-misfit", "not there"),
+        (["sac", "algorithm.gama=1"], "unknown-key", "did you mean 'gamma'"),
+        (["sac", "replays.capacity=1"], "unknown-key", "did you mean 'replay'"),
+        (["sac", "algorithm.name=sca"], "unknown-choice", "sac"),
+        (
+            [
+                "sac",
+                "env.wrappers=[{name: gymnasium.wrappers:NormalizeObservation}]",
+            ],
+            "off-policy-misfit",
+            "older statistics",
+        ),
+    ],
+)
+def test_a_wrong_config_is_refused_in_words(
+    words: list[str],
+    code: str,
+    text: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    name, *rest = words
+    fixed = ("cluster.launcher=inline", f"runner.output_dir={tmp_path}")
+    # 3: a plan that does not fit; 2: a wrong config
+    expected = 3 if code == "host-does-not-fit" else 2
+    assert train.main(["--config-name", name, *fixed, *rest]) == expected
+    said = capsys.readouterr().err
+    assert f"[{code}]" in said
+    assert text in said
+    assert not list(tmp_path.iterdir())

@@ -58,6 +58,11 @@ class Steps:
             "next_observations": self.next_observations,
         }
 
+    def between(self, first: int, last: int) -> Steps:
+        """Return the steps from number `first` up to, but without, `last`."""
+        arrays = {name: array[first:last] for name, array in self.arrays.items()}
+        return Steps(**arrays, begins=self.begins)
+
     def of_rows(self, rows: slice) -> Steps:
         """Return the steps of some of the rows."""
         arrays = {name: array[:, rows] for name, array in self.arrays.items()}

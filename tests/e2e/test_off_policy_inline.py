@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,6 +12,7 @@ from safetensors.numpy import load_file
 
 import rlplace
 from rlplace.cli.evaluate import main as evaluate
+from rlplace.workers.off_policy.learners import SacLearner
 from tests.e2e.test_resume import numbers
 from tests.e2e.training import INLINE_LAUNCHER, Finished, train
 
@@ -137,6 +139,32 @@ def test_segments_without_new_steps_are_not_written_again(
     assert files[0].samefile(files[1])
     last = [folder / "replay" / "memory_00000_32.npz" for folder in (older, newer)]
     assert not last[0].samefile(last[1])
+
+
+def test_half_of_each_batch_is_drawn_from_demonstrations(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    steps = 9
+    np.savez(
+        tmp_path / "steps.npz",
+        observations=np.zeros((steps, 3)),
+        next_observations=np.zeros((steps, 3)),
+        actions=np.zeros((steps, 1)),
+        rewards=np.full(steps, 777.0),
+        terminated=np.zeros(steps, bool),
+        truncated=np.zeros(steps, bool),
+    )
+    shown = []
+    update = SacLearner.update
+
+    def counting(self: SacLearner, batch: Any, random: Any) -> Any:
+        shown.append(int((batch["rewards"] == 777.0).sum()))
+        return update(self, batch, random)
+
+    monkeypatch.setattr(SacLearner, "update", counting)
+    words = (*SAC[1], f"+replay.demonstrations={tmp_path / 'steps.npz'}")
+    run(("sac", words), tmp_path / "runs", 1)
+    assert shown == [8] * 16
 
 
 def test_ppo_without_the_job_names_the_config_of_an_off_policy_algorithm(

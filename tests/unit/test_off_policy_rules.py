@@ -50,6 +50,29 @@ from rlplace.cli import train
             "total_num_envs: 2",
         ),
         (["sac", "faults.on_poison=skip"], "off-policy-misfit", "not there"),
+        (
+            ["sac", "+replay.demonstrations=absent.npz"],
+            "bad-demonstrations",
+            "cannot be read",
+        ),
+        (
+            [
+                "sac",
+                "+replay.demonstrations=absent.npz",
+                "replay.sampling=prioritised",
+            ],
+            "off-policy-misfit",
+            "replay.sampling=uniform",
+        ),
+        (
+            [
+                "sac",
+                "+replay.demonstrations=absent.npz",
+                "+replay.demonstration_share=0.3",
+            ],
+            "uneven-updates",
+            "no whole number",
+        ),
         (["sac", "algorithm.gama=1"], "unknown-key", "did you mean 'gamma'"),
         (["sac", "replays.capacity=1"], "unknown-key", "did you mean 'replay'"),
         (["sac", "algorithm.name=sca"], "unknown-choice", "sac"),

@@ -123,9 +123,26 @@ class ReplayConfig(ComponentConfig):
         maximum=1,
     )
 
+    demonstrations: str | None = knob(
+        "file of arrays (.npz) with steps of others, to learn from as well", None
+    )
+    demonstration_share: float = knob(
+        "share of each batch that is drawn from them",
+        0.5,
+        above=0,
+        maximum=1,
+        unit="share",
+    )
+
     @property
     def prioritised(self) -> bool:
         return self.sampling == "prioritised"
+
+    def demonstrated(self, samples: int) -> Fraction:
+        """Return how many of a number of samples are demonstrations. A valid config has a whole number."""
+        if self.demonstrations is None:
+            return Fraction(0)
+        return samples * Fraction(str(self.demonstration_share))
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rlplace.checks.rule import broken
-from rlplace.codes import config_error
+from rlplace.codes import config_error, problem
 from rlplace.config.blocks.off_policy import OffPolicyBlocks, OffPolicyConfig
 from rlplace.config.open_job import JOB
 from rlplace.config.paths import with_homes
@@ -173,7 +173,30 @@ class OffPolicyJob(Job):
         except ProblemsError as error:
             return error.problems
         made = rules.MadeOffPolicyJob(config=config, spaces=spaces, plan=plan)
-        return [*broken(rules.MADE, made)]
+        found = [*broken(rules.MADE, made)]
+        if not found and config.blocks.replay.demonstrations is not None:
+            found = self._demonstration_problems(config, plan, spaces)
+        return found
+
+    def _demonstration_problems(
+        self, config: OffPolicyConfig, plan: Plan, spaces: Spaces
+    ) -> list[Problem]:
+        """Return the problems of the file of demonstrations, which is read for that."""
+        # Imported here: a plan without demonstrations needs no NumPy
+        from rlplace.workers.off_policy.demonstrations import KEY, read_demonstrations
+
+        path = str(config.blocks.replay.demonstrations)
+        try:
+            steps = len(read_demonstrations(path, spaces).rewards)
+        except ProblemsError as error:
+            return [*error.problems]
+        ranks = plan.placement.world_size("replay")
+        if steps >= ranks:
+            return []
+        few = problem(
+            "bad-demonstrations", KEY, path, error="few", steps=steps, ranks=ranks
+        )
+        return [few]
 
     # ── its plan ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -190,7 +213,8 @@ class OffPolicyJob(Job):
         if spaces is None and (build or surely_made(config.env)):
             spaces = self._spaces(config)
         if spaces is not None:
-            config = with_memory(config, plan, spaces)
+            steps = _demonstration_steps(config, spaces)
+            config = with_memory(config, plan, spaces, steps)
         return memory_of(config, plan, measured or {})
 
     def arguments(
@@ -313,6 +337,21 @@ class OffPolicyJob(Job):
             ) from error
         network.requires_grad_(False).eval()
         return Acting(network, spaces, seed=seed)
+
+
+def _demonstration_steps(config: OffPolicyConfig, spaces: Spaces) -> int:
+    """Return the number of steps in the file of demonstrations; 0 without a file, or with one that has problems."""
+    path = config.blocks.replay.demonstrations
+    if path is None:
+        return 0
+    # Imported here: a plan without demonstrations needs no NumPy
+    from rlplace.workers.off_policy.demonstrations import read_demonstrations
+
+    try:
+        return len(read_demonstrations(path, spaces).rewards)
+    except ProblemsError:
+        # A run, and a dry run, report these problems
+        return 0
 
 
 def _placed(

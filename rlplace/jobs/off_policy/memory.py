@@ -32,8 +32,13 @@ class _Size:
         return 3 * self.bytes + _FLOAT32 * self.tensors
 
 
-def with_memory(config: OffPolicyConfig, plan: Plan, spaces: Spaces) -> OffPolicyConfig:
-    """Return a copy of the config that declares the bytes of each component, where the user has not done so."""
+def with_memory(
+    config: OffPolicyConfig, plan: Plan, spaces: Spaces, demonstrations: int
+) -> OffPolicyConfig:
+    """Return a copy of the config that declares the bytes of each component, where the user has not done so.
+
+    `demonstrations`: number of steps in the file of demonstrations; 0 without a file.
+    """
     policy = _policy_size(config, spaces)
     known = {
         "rollout": DeclaredMemory(weights=policy.bytes, full=policy.bytes),
@@ -41,8 +46,10 @@ def with_memory(config: OffPolicyConfig, plan: Plan, spaces: Spaces) -> OffPolic
     }
     if "replay" in plan.placement.components:
         replay = config.blocks.replay
-        steps = replay.capacity // max(1, plan.placement.world_size("replay"))
+        ranks = max(1, plan.placement.world_size("replay"))
+        steps = replay.capacity // ranks
         size = replay_bytes(spaces, steps, prioritised=replay.prioritised)
+        size += replay_bytes(spaces, -(-demonstrations // ranks), prioritised=False)
         known["replay"] = DeclaredMemory(host=size)
     components = dict(config.components)
     for name, memory in known.items():

@@ -87,12 +87,19 @@ def _skipped_poison(config: OffPolicyConfig) -> Iterator[Found]:
         yield at_key("faults.on_poison", "skip", "poison")
 
 
+def _prioritised_demonstrations(config: OffPolicyConfig) -> Iterator[Found]:
+    replay = config.blocks.replay
+    if replay.demonstrations is not None and replay.prioritised:
+        yield at_key("replay.sampling", replay.sampling, "priorities")
+
+
 # Rules of the config alone
 RULES: tuple[Rule[OffPolicyConfig], ...] = (
     Rule(code="uneven-updates", facts=_broken_pieces),
     Rule(code="uneven-updates", facts=_broken_iterations),
     Rule(code="uneven-updates", facts=_small_memory),
     Rule(code="off-policy-misfit", facts=_skipped_poison),
+    Rule(code="off-policy-misfit", facts=_prioritised_demonstrations),
 )
 
 
@@ -148,9 +155,29 @@ def _uneven_batches(case: PlacedOffPolicyJob) -> Iterator[Found]:
         )
 
 
+def _uneven_demonstrations(case: PlacedOffPolicyJob) -> Iterator[Found]:
+    """Yield a finding if the share of demonstrations of a batch is no whole number of samples."""
+    replay = case.config.blocks.replay
+    batch = case.config.blocks.algorithm.batch_size
+    block = case.ranks("actor") * case.ranks("replay")
+    samples = batch // block
+    if batch % block or replay.demonstrated(samples).denominator == 1:
+        return
+    nearest = max(1, round(replay.demonstrated(samples)))
+    yield at_key(
+        "replay.demonstration_share",
+        replay.demonstration_share,
+        "demonstrations",
+        share=replay.demonstration_share,
+        samples=samples,
+        nearest=float(Fraction(nearest, samples)),
+    )
+
+
 PLACED: tuple[Rule[PlacedOffPolicyJob], ...] = (
     Rule(code="uneven-updates", facts=_uneven_rows),
     Rule(code="uneven-updates", facts=_uneven_batches),
+    Rule(code="uneven-updates", facts=_uneven_demonstrations),
 )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -18,9 +19,10 @@ from rlplace.workers.off_policy.pieces import shared_rows
 from rlplace.workers.worker import Worker
 
 if TYPE_CHECKING:
+    import numpy as np
     from numpy.typing import NDArray
 
-    from rlplace.algo.replay import Steps
+    from rlplace.algo.replay import ReplayMemory, Steps
 
 _DRAWS = 2  # number of this module's random numbers among those of a run
 _HEAD = "head"
@@ -54,16 +56,30 @@ class OffPolicyReplay(Worker):
                 self._sources.append(shared)
         discrete = isinstance(spaces.actions, DiscreteActions)
         prioritised = blocks.replay.prioritised
-        self._memory = ReplayMemory(
-            slots=blocks.replay.capacity // blocks.env.total_num_envs,
-            rows=len(self._rows),
+        new_memory = functools.partial(
+            ReplayMemory,
             observation_shape=spaces.observation_shape,
             observation_dtype=spaces.observation_dtype,
             action_shape=() if discrete else spaces.actions.shape,  # type: ignore[union-attr]
             action_dtype=np.int64 if discrete else np.float32,
+        )
+        self._memory = new_memory(
+            slots=blocks.replay.capacity // blocks.env.total_num_envs,
+            rows=len(self._rows),
             exponent=blocks.replay.priority_exponent if prioritised else None,
             correction=blocks.replay.priority_correction,
         )
+        # This rank's share of the demonstrations: a memory that never changes
+        self._shown: ReplayMemory | None = None
+        if blocks.replay.demonstrations is not None:
+            from rlplace.workers.off_policy.demonstrations import read_demonstrations
+
+            steps = read_demonstrations(blocks.replay.demonstrations, spaces)
+            count = len(steps.rewards)
+            first = count * self.rank // self.world_size
+            last = count * (self.rank + 1) // self.world_size
+            self._shown = new_memory(slots=last - first, rows=1)
+            self._shown.add(steps.between(first, last))
         self._behind = FilesBehind(self.context)
         self.context.opened.callback(self._behind.close)
         # The last checkpoint, and the slots that had been written then
@@ -91,9 +107,12 @@ class OffPolicyReplay(Worker):
                     drawn = self._draw(iteration, piece)
         if drawn:
             self._change_priorities(drawn)
+        size = self._memory.nbytes
+        if self._shown is not None:
+            size += self._shown.nbytes
         return {
             "steps": Metric(len(self._memory), "sum"),
-            "bytes": Metric(self._memory.nbytes, "sum"),
+            "bytes": Metric(size, "sum"),
         }
 
     def _taken(self, piece: int) -> Steps:
@@ -130,14 +149,22 @@ class OffPolicyReplay(Worker):
         each = given.batch_of_each
         numbers: list[NDArray[Any]] = []
         for actor in range(given.ranks["actor"]):
-            batch = self._memory.sample(
-                updates * each, random, n_step=algorithm.n_step, gamma=algorithm.gamma
-            )
-            if "steps" in batch:
-                numbers.append(batch.pop("steps"))
+            drawn = (algorithm.n_step, algorithm.gamma)
+            own = each
+            parts = []
+            if self._shown is not None:
+                shown = int(given.blocks.replay.demonstrated(each))
+                own -= shown
+                batch = _sampled(self._shown, updates, shown, random, *drawn)
+                parts.append(batch)
+            if own:
+                batch = _sampled(self._memory, updates, own, random, *drawn)
+                if "steps" in batch:
+                    numbers.append(batch.pop("steps").ravel())
+                parts.append(batch)
             split = {
-                name: array.reshape(updates, each, *array.shape[1:])
-                for name, array in batch.items()
+                name: np.concatenate([part[name] for part in parts], axis=1)
+                for name in parts[0]
             }
             self.channel(BATCHES).put((piece, self.rank, split), key=str(actor))
         return numbers
@@ -215,6 +242,22 @@ class OffPolicyReplay(Worker):
             raise unreadable_state(self.component, head, error) from error
         self._saved = (where, self._memory.written)
         return {}
+
+
+def _sampled(
+    memory: ReplayMemory,
+    updates: int,
+    each: int,
+    random: np.random.Generator,
+    n_step: int,
+    gamma: float,
+) -> dict[str, NDArray[Any]]:
+    """Return samples of several updates: name -> array [updates, samples of each, ...]."""
+    batch = memory.sample(updates * each, random, n_step=n_step, gamma=gamma)
+    return {
+        name: array.reshape(updates, each, *array.shape[1:])
+        for name, array in batch.items()
+    }
 
 
 def _linked(file: Path, name: Path) -> bool:

@@ -1,0 +1,118 @@
+"""Demonstrations: steps of others in a file of NumPy arrays, which an off-policy job learns from beside its own.
+
+::
+
+    observations, next_observations    [N, *O]    as the simulator shows them
+    actions                            [N, *A]    as the simulator takes them
+    rewards, terminated, truncated     [N]        neighbouring steps follow each other, unless an episode ends between
+
+Letters: N steps, O observation shape, A action shape.
+"""
+
+from __future__ import annotations
+
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rlplace.algo.replay import Steps
+from rlplace.codes import config_error
+from rlplace.envs.contract import ContinuousActions, Spaces
+
+KEY = "replay.demonstrations"
+
+
+def read_demonstrations(path: str, spaces: Spaces) -> Steps:
+    """Return the steps of a file as those of one environment, with actions as the memory has them.
+
+    Raises ConfigError if the file cannot be read, lacks an array, or has the spaces of another simulator.
+    """
+    arrays = _arrays(path)
+    actions = spaces.actions
+    shapes = {
+        "observations": spaces.observation_shape,
+        "next_observations": spaces.observation_shape,
+        "actions": getattr(actions, "shape", ()),
+        "rewards": (),
+        "terminated": (),
+        "truncated": (),
+    }
+    missing = [name for name in shapes if name not in arrays]
+    if missing:
+        raise config_error(
+            "bad-demonstrations",
+            KEY,
+            path,
+            error="missing",
+            missing=", ".join(missing),
+            names=", ".join(shapes),
+        )
+    count = len(np.atleast_1d(arrays["rewards"]))
+    for name, shape in shapes.items():
+        if arrays[name].shape != (count, *shape):
+            raise config_error(
+                "bad-demonstrations",
+                KEY,
+                f"{path}: {name} {list(arrays[name].shape)}",
+                error="shape",
+                name=name,
+                expected=[count, *shape],
+            )
+        if not np.isfinite(arrays[name]).all():
+            raise config_error(
+                "bad-demonstrations", KEY, f"{path}: {name}", error="finite", name=name
+            )
+    return Steps(
+        observations=arrays["observations"].astype(np.float32)[:, None],
+        actions=_scaled(arrays["actions"], spaces, path)[:, None],
+        rewards=arrays["rewards"].astype(np.float32)[:, None],
+        terminated=arrays["terminated"].astype(np.bool_)[:, None],
+        truncated=arrays["truncated"].astype(np.bool_)[:, None],
+        next_observations=arrays["next_observations"].astype(np.float32)[:, None],
+        begins=np.zeros(1, np.bool_),
+    )
+
+
+def _arrays(path: str) -> dict[str, NDArray[Any]]:
+    try:
+        with np.load(Path(path).expanduser(), allow_pickle=False) as stored:
+            return dict(stored)
+    except (OSError, ValueError, EOFError, TypeError, zipfile.BadZipFile) as error:
+        raise config_error(
+            "bad-demonstrations", KEY, path, error="unreadable", reason=str(error)
+        ) from error
+
+
+def _scaled(actions: NDArray[Any], spaces: Spaces, path: str) -> NDArray[Any]:
+    """Return actions as the memory has them: choices, or elements of [-1, 1]. Raises ConfigError for others."""
+    of = spaces.actions
+    if isinstance(of, ContinuousActions):
+        low = np.array(of.low, np.float32).reshape(of.shape)
+        high = np.array(of.high, np.float32).reshape(of.shape)
+        outside = (actions < low - 1e-4) | (actions > high + 1e-4)
+        if outside.any():
+            raise config_error(
+                "bad-demonstrations",
+                KEY,
+                f"{path}: actions from {actions.min():g} to {actions.max():g}",
+                error="bounds",
+                low=f"{low.min():g}",
+                high=f"{high.max():g}",
+            )
+        scaled = 2 * (actions - low) / (high - low) - 1
+        return scaled.clip(-1.0, 1.0).astype(np.float32)
+    choices = actions.astype(np.int64)
+    n = int(getattr(of, "n", 0))
+    if (choices != actions).any() or choices.min() < 0 or choices.max() >= n:
+        raise config_error(
+            "bad-demonstrations",
+            KEY,
+            f"{path}: actions from {actions.min():g} to {actions.max():g}",
+            error="bounds",
+            low=0,
+            high=n - 1,
+        )
+    return choices

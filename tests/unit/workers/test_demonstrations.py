@@ -1,0 +1,79 @@
+"""Files of demonstrations: read as the memory has steps, or refused with what is wrong."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from rlplace.envs.contract import ContinuousActions, DiscreteActions, Spaces
+from rlplace.errors import ConfigError
+from rlplace.workers.off_policy.demonstrations import read_demonstrations
+
+SPACES = Spaces(
+    observation_shape=(3,),
+    actions=ContinuousActions(shape=(1,), low=(-4.0,), high=(2.0,)),
+)
+
+
+def arrays(steps: int = 6) -> dict[str, Any]:
+    return {
+        "observations": np.ones((steps, 3)),
+        "next_observations": np.ones((steps, 3)),
+        "actions": np.linspace(-4.0, 2.0, steps)[:, None],
+        "rewards": np.full(steps, 7.0),
+        "terminated": np.zeros(steps, bool),
+        "truncated": np.zeros(steps, bool),
+    }
+
+
+def saved(tmp_path: Path, of: dict[str, Any]) -> str:
+    np.savez(tmp_path / "steps.npz", **of)
+    return str(tmp_path / "steps.npz")
+
+
+def test_actions_are_scaled_from_the_bounds_to_those_of_the_policy(
+    tmp_path: Path,
+) -> None:
+    steps = read_demonstrations(saved(tmp_path, arrays()), SPACES)
+    assert steps.actions.shape == (6, 1, 1)
+    assert steps.actions[:, 0, 0] == pytest.approx(np.linspace(-1, 1, 6), abs=1e-6)
+    assert steps.observations.dtype == steps.rewards.dtype == np.float32
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "text"),
+    [
+        ("rewards", None, "lacks rewards"),
+        ("observations", np.ones((6, 4)), "another shape"),
+        ("actions", np.full((6, 1), 2.5), "outside of the bounds"),
+        ("rewards", np.full(6, np.nan), "not finite"),
+    ],
+)
+def test_steps_of_another_simulator_are_refused(
+    name: str, value: Any, text: str, tmp_path: Path
+) -> None:
+    of = arrays() | {name: value}
+    if value is None:
+        del of[name]
+    with pytest.raises(ConfigError) as caught:
+        read_demonstrations(saved(tmp_path, of), SPACES)
+    assert [p.code for p in caught.value.problems] == ["bad-demonstrations"]
+    assert text in str(caught.value)
+
+
+def test_choices_that_the_simulator_does_not_have_are_refused(tmp_path: Path) -> None:
+    spaces = Spaces(observation_shape=(3,), actions=DiscreteActions(n=2))
+    of = arrays() | {"actions": np.array([0, 1, 0, 1, 1, 2])}
+    with pytest.raises(ConfigError, match="outside of the bounds"):
+        read_demonstrations(saved(tmp_path, of), spaces)
+
+
+def test_a_file_that_is_no_file_of_arrays_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "steps.npz").write_text("no arrays")
+    for path in (tmp_path / "steps.npz", tmp_path / "absent.npz"):
+        with pytest.raises(ConfigError) as caught:
+            read_demonstrations(str(path), SPACES)
+        assert [p.code for p in caught.value.problems] == ["bad-demonstrations"]

@@ -154,12 +154,23 @@ class Acting:
         deterministic: bool = True,
         begins: ArrayLike | None = None,
     ) -> NDArray[Any]:
-        """Return an action for one observation, or N actions for N observations, within the bounds of the space.
+        """Return an action for one observation, or N actions for N observations, as the simulator takes them.
+
+        Choices begin at the first one of the space, elements are within its bounds.
 
         `deterministic`: the action that the policy takes for the best one; if False, SAC draws an action. The other
         algorithms explore by noise of their training alone. `begins`: is not needed, since the policy remembers
         nothing.
         """
+        actions = self.choose(observations, deterministic)
+        if isinstance(self.spaces.actions, DiscreteActions):
+            return actions + self.spaces.actions.first
+        return actions
+
+    def choose(
+        self, observations: ArrayLike, deterministic: bool = True
+    ) -> NDArray[Any]:
+        """Return actions as `act` does, but choices counted from 0, as simulators of a run take them."""
         shown = np.asarray(observations, np.float32)
         single = shown.ndim == len(self.spaces.observation_shape)
         batch = shown[None] if single else shown

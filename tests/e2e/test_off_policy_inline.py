@@ -95,7 +95,7 @@ def test_the_policy_is_saved_and_played(
 ) -> None:
     assert sac.folder is not None
     assert evaluate([str(sac.folder), "episodes=1"]) == 0
-    assert "1 episodes" in capsys.readouterr().out
+    assert "1 episode," in capsys.readouterr().out
     policy = rlplace.load_policy(sac.folder)
     seen = np.zeros((5, 3), np.float32)
     actions = policy.act(seen)

@@ -313,7 +313,7 @@ class OffPolicyJob(Job):
             request,
             trained.config.env,
             policy.spaces,
-            lambda seen, begins: policy.act(seen, request.deterministic),
+            lambda seen, begins: policy.choose(seen, request.deterministic),
         )
 
     def load_policy(self, trained: Trained, *, seed: int, key: str) -> Acting:

@@ -279,7 +279,7 @@ class OffPolicyRollout(Worker):
             episodes = play(
                 given.blocks.env,
                 given.spaces,
-                lambda shown, begins: self._acting.act(shown),
+                lambda shown, begins: self._acting.choose(shown),
                 episodes=given.eval_episodes,
                 seed=given.blocks.env.eval_seed,
                 longest=_LONGEST_EPISODE,

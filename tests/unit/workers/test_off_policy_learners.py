@@ -101,5 +101,11 @@ def test_drawn_actions_stay_within_the_bounds_of_the_space() -> None:
     assert drawn.min() >= -4.0
     assert drawn.max() <= 2.0
     assert drawn.std() > 0.5
+    # Gymnasium may count choices from another number than 0
+    values, _ = learner("dqn")
+    counted = Spaces(observation_shape=(2,), actions=DiscreteActions(n=3, first=-1))
+    acting_by_value = Acting(values.policy, counted)
+    seen = torch.rand(4, 2).numpy()
+    assert (acting_by_value.act(seen) == acting_by_value.choose(seen) - 1).all()
     # One observation gives one action
     assert acting.act(torch.zeros(2).numpy()).shape == (1,)

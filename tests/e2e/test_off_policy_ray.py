@@ -57,7 +57,7 @@ def test_two_actor_ranks_learn_from_halves_of_each_batch(tmp_path: Path) -> None
     ("name", "iterations", "words", "goal"),
     [
         ("sac", 8, (), -250.0),
-        ("td3", 10, (), -250.0),
+        ("td3", 18, (), -250.0),
         ("dqn", 30, (), 400.0),
     ],
 )

@@ -11,6 +11,7 @@ from types import FrameType
 from typing import Any
 
 from rlplace.errors import Source
+from rlplace.python_code import one_at_a_time
 
 _PACKAGE = str(Path(__file__).resolve().parent)
 
@@ -25,7 +26,7 @@ def place_of(thing: Any) -> Source | None:
         thing = type(thing)
     try:
         file = inspect.getsourcefile(thing)
-        _, line = inspect.getsourcelines(thing)
+        _, line = one_at_a_time(lambda: inspect.getsourcelines(thing))
     except (TypeError, OSError):
         return None
     if file is None:

@@ -26,6 +26,7 @@ FLOORS = (  # lowest first; a room imports from floors below its own
         "json_text",
         "places",
         "proxies",
+        "python_code",
         "signals",
         "streams",
         "tables",
@@ -69,7 +70,7 @@ FLOORS = (  # lowest first; a room imports from floors below its own
 PEERS = {  # and from these rooms of its own floor
     "codes": {"errors"},
     "json_text": {"codes"},
-    "places": {"errors"},
+    "places": {"errors", "python_code"},
     "models": {"envs"},
     "stopwatch": {"metrics"},
     "tried": {"extras"},

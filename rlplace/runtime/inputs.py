@@ -26,6 +26,7 @@ from pathlib import Path
 from typing import Any
 
 from rlplace.config.found import value_at
+from rlplace.python_code import parse
 from rlplace.units import counted, show_bytes
 
 # File in a checkpoint with the sizes and hashes of what a run reads
@@ -365,7 +366,7 @@ def _imported(file: Path, root: Path) -> Iterator[Path]:
 def _nodes(file: Path) -> Iterator[ast.AST]:
     """Yield all parts of the program in `file`; none if it cannot be read."""
     try:
-        tree = ast.parse(file.read_bytes())
+        tree = parse(file.read_bytes())
     except (OSError, SyntaxError, ValueError, RecursionError):
         return
     yield from ast.walk(tree)

@@ -7,6 +7,8 @@ import re
 import textwrap
 from collections.abc import Iterator
 
+from rlplace.python_code import parse
+
 _FENCE = re.compile(r"[ \t>]*(`{3,}|~{3,})(.*)")
 # Names of Python behind a fence, in lower case
 _PYTHON = re.compile(r"\{?\.?(python|py|python3|py3|python-?3\.\d+|pycon)\}?")
@@ -51,7 +53,7 @@ def given_functions(prompt: str, entry: str) -> str:
     classes of nodes. An answer need not repeat such definitions, and cannot replace them.
     """
     try:
-        body = ast.parse(code_block(prompt)).body
+        body = parse(code_block(prompt)).body
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         return ""
     # `Solution().twoSum` is a method of the class Solution
@@ -75,7 +77,7 @@ def with_functions(code: str, given: str) -> str:
     `code`: a program. `given`: source text of the functions, as `given_functions` returns it.
     """
     try:
-        body = ast.parse(code).body
+        body = parse(code).body
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         return code
     first = [0]
@@ -98,7 +100,7 @@ def _has_body(part: ast.FunctionDef | ast.ClassDef) -> bool:
 def _does_something(code: str) -> bool:
     """Return whether a text is Python that does more than state values."""
     try:
-        body = ast.parse(code).body
+        body = parse(code).body
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         return False
     values = (ast.Constant, ast.Name, ast.List, ast.Tuple, ast.Dict, ast.UnaryOp)

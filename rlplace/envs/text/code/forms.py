@@ -23,6 +23,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from rlplace.json_text import parsed
+from rlplace.python_code import parse
 from rlplace.units import clipped
 
 Check = dict[str, Any]
@@ -191,7 +192,7 @@ def _of_text(text: str, entry: str, before: str) -> Iterator[Check]:
     if not text.strip():
         raise ValueError("the text of the tests is empty")
     try:
-        tree = ast.parse(text)
+        tree = parse(text)
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
         raise ValueError(f"tests are no Python: {error}: {_shown(text)}") from error
     body = [part for part in tree.body if not _is_main(part)]

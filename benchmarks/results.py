@@ -251,7 +251,7 @@ the steps in the table.
 
 ## How this was made
 
-- Seeds 0, 1 and 2 are reported, all of them. The settings were chosen with other runs, which had seed 100.
+- Seeds 0, 1 and 2 are reported, all of them. The settings were chosen with other runs, whose seeds began at 100.
 - The tasks of rlplace are those of Gymnasium {gymnasium} (`-v5`) with MuJoCo {mujoco}. The published returns are for
   older versions of the same tasks, which the table names. Rewards, observations and models differ a little: `-v5`
   corrected the rewards of Hopper, Walker2d, Ant and Pusher, and Ant observes its contact forces. So compare with care.

@@ -7,6 +7,7 @@ import dataclasses
 import itertools
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -216,10 +217,14 @@ def test_groups_that_share_accelerators_are_set_up_one_after_the_other(
 
 def test_the_start_tells_the_turns_of_the_set_up() -> None:
     told = list[str]()
+
+    def tell(line: str) -> None:
+        if "env: ready" in line:
+            time.sleep(0.2)
+        told.append(line)
+
     emulated = AcceleratorConfig(kind="emulated")
-    with Cluster(
-        1, 4, accelerator=emulated, launcher="inline", tell=told.append
-    ) as cluster:
+    with Cluster(1, 4, accelerator=emulated, launcher="inline", tell=tell) as cluster:
         placed = {
             "actor": on(0, 1),
             "critic": on(1),

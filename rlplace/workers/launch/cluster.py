@@ -74,6 +74,7 @@ Launch = tuple[GroupBuilder, PlacementStrategy | Sequence[Slot], Mapping[str, Ch
 Lost = Mapping[str, Collection[int]]  # ranks by component
 _DRIVER = "the driver"  # in errors and statistics of channels
 _MAIL = "messages to "  # prefix of the names of mailboxes
+_REPORT_S = 5.0  # deadline for a callback that reports a group, after the calls of the group are done
 _MEET_S = 30.0  # deadline for the workers of all groups to learn of new groups
 
 
@@ -442,6 +443,7 @@ class Cluster:
                 "  set-up: in turns where accelerators are shared, " + _turns(before)
             )
         begun = dict[str, Pending]()
+        reported = dict[str, threading.Event]()
         ready = set[str]()
         while True:
             due = [
@@ -452,8 +454,8 @@ class Cluster:
             with deferred():
                 begun |= {name: groups[name].setup() for name in due}
             setups += [begun[name] for name in due]
-            for name in due if tell else ():
-                self._tell_ready(begun[name])
+            if tell:
+                reported |= {name: self._tell_ready(begun[name]) for name in due}
             calls = [call for pending in setups for call in pending.calls]
             whole = len(begun) == len(before)
             until = (
@@ -471,10 +473,13 @@ class Cluster:
                 whole and len(ended) == len(calls)
             ):
                 wait_all(setups)
+                _await(reported.values())
                 return
             if time.monotonic() >= end_s:
                 raise deadline_passed(setups, timeout_s)
             ready = {name for name, pending in begun.items() if pending.done()}
+            # A call is done a moment before its callbacks run. The groups that come next must not report before it.
+            _await(event for name, event in reported.items() if name in ready)
 
     # ── starting workers again ───────────────────────────────────────────────────────────────────────────────────────
 
@@ -690,21 +695,27 @@ class Cluster:
     def _tell(self, what: str) -> None:
         self._tell_line(f"  {what}, {time.perf_counter() - self._began:.1f} s")
 
-    def _tell_ready(self, setup: Pending) -> None:
+    def _tell_ready(self, setup: Pending) -> threading.Event:
         """Have a group reported as ready as soon as its `setup` has succeeded on all ranks. Return at once.
 
-        `setup`: the started calls of `setup`.
+        `setup`: the started calls of `setup`. The returned event is set after the report, or after a failure.
         """
         left = list(setup.calls)
+        over = threading.Event()
 
         def ended(call: Future[Any]) -> None:
             # Each call that ends removes one entry; the entry that is removed last is `setup.calls[0]`.
-            last = left.pop() is setup.calls[0]
-            if last and all(call.exception() is None for call in setup.calls):
-                self._tell(f"{setup.group.name}: ready")
+            if left.pop() is not setup.calls[0]:
+                return
+            try:
+                if all(call.exception() is None for call in setup.calls):
+                    self._tell(f"{setup.group.name}: ready")
+            finally:
+                over.set()
 
         for call in setup.calls:
             call.add_done_callback(ended)
+        return over
 
     @contextlib.contextmanager
     def _phase(self, name: str) -> Iterator[None]:
@@ -756,6 +767,12 @@ def _with(config: ClusterConfig, **given: Any) -> ClusterConfig:
     """
     changed = {name: value for name, value in given.items() if value is not None}
     return dataclasses.replace(config, **changed)
+
+
+def _await(events: Iterable[threading.Event]) -> None:
+    """Wait until the callbacks of calls that are done have set `events`, at most `_REPORT_S` seconds for each."""
+    for event in events:
+        event.wait(_REPORT_S)
 
 
 def _turns(before: Mapping[str, Sequence[str]]) -> str:

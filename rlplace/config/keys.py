@@ -21,6 +21,12 @@ _PLACES = re.compile(rf"{_PLACE}(?:,{_PLACE})*")
 
 def all_places(job: JobName) -> tuple[str, ...]:
     """Return the paths, such as `actor.optimizer.lr`, of all keys that a config of this kind of job may have."""
+    return places_in(config_of(job), job)
+
+
+@functools.cache
+def places_in(config: type, job: JobName) -> tuple[str, ...]:
+    """Return the paths of all keys that a config of the type `config` may have. `job`: the kind of job."""
 
     def inside(block: type, above: str) -> Iterator[str]:
         for name, (_, hint) in fields_of(block, job).items():
@@ -28,7 +34,7 @@ def all_places(job: JobName) -> tuple[str, ...]:
             for below in blocks_in(hint):
                 yield from inside(below, f"{above}{name}.")
 
-    return tuple(dict.fromkeys(inside(config_of(job), "")))
+    return tuple(dict.fromkeys(inside(config, "")))
 
 
 def every_place() -> tuple[str, ...]:

@@ -105,6 +105,28 @@ _KEYS = {
 KEYS: Mapping[str, str] = {
     theirs: ours for ours, names in _KEYS.items() for theirs in names.split()
 }
+# Names of other libraries for keys of the off-policy job, where they are not those of the other jobs
+_OFF_POLICY_KEYS = {
+    "algorithm.learning_starts": "start_steps random_steps warmup_steps num_random_steps",
+    "algorithm.updates_per_step": "utd_ratio utd replay_ratio gradient_updates_per_step",
+    "algorithm.temperature": "ent_coef entropy_coef alpha",
+    "algorithm.n_step": "n_steps nstep",
+    "algorithm.target_every": "target_update_interval target_network_frequency",
+    "algorithm.policy_delay": "policy_freq policy_frequency policy_update_freq",
+    "algorithm.exploration_noise": "expl_noise action_noise",
+    "algorithm.target_noise": "policy_noise target_policy_noise",
+    "algorithm.target_noise_clip": "noise_clip",
+    "algorithm.epsilon_start": "exploration_initial_eps start_e eps_start",
+    "algorithm.epsilon_end": "exploration_final_eps end_e eps_end",
+    "replay.capacity": "buffer_size replay_size replay_buffer_size memory_size",
+    "actor.lr": "learning_rate policy_lr actor_lr",
+    "actor.critic_lr": "q_lr qf_lr critic_learning_rate",
+    "actor.hidden": "hidden_layer_sizes net_arch hidden_sizes hidden_dims hidden_layers mlp_units",
+    "actor.critics": "n_critics num_critics num_qs",
+}
+OFF_POLICY_KEYS: Mapping[str, str] = {
+    theirs: ours for ours, names in _OFF_POLICY_KEYS.items() for theirs in names.split()
+}
 # Names that have this meaning in one block only.
 BELOW: Mapping[str, Mapping[str, str]] = {
     "rollout": {

@@ -436,6 +436,7 @@ def _report(
                 fields=wrong.fields,
                 written=written,
                 job=job,
+                config=_whole_config(block, job),
                 sources=found.sources,
             )
             reject_unknown(unknown, found)
@@ -447,6 +448,16 @@ def _report(
             )
         case _:
             _report_value(wrong, found)
+
+
+def _whole_config(block: type, job: JobName) -> type:
+    """Return the type of the whole config: `block`, or the job's config if `block` is read alone.
+
+    A job beside the shipped ones, such as the off-policy job, has a config of its own.
+    """
+    if "cluster" in fields_of(block, job):
+        return block
+    return config_of(job)
 
 
 def _report_no_block(wrong: _Wrong, found: Found) -> None:

@@ -30,6 +30,7 @@ from rlplace.config.keys import (
     PLACEMENT,
     all_places,
     is_place,
+    places_in,
     places_of,
 )
 from rlplace.config.model_folder import model_folder
@@ -42,6 +43,7 @@ from rlplace.config.other_names import (
     MODEL_SIZES,
     NEEDLESS,
     NO_SUCH,
+    OFF_POLICY_KEYS,
     OTHER_MODEL_SIZES,
     PARALLEL,
     PLACEMENT_KEYS,
@@ -77,6 +79,8 @@ _PLACES = (
 _SIZE = re.compile(r"(?<![a-z0-9.])([0-9]+(?:\.[0-9]+)?)b(?![a-z0-9])")
 # Words that mean something else in each block
 _GENERIC = ("enable", "enabled", "use", "every", "epochs", "mode", "count", "weight")
+# A key that the configs of the off-policy job alone have
+_OF_OFF_POLICY = "replay.capacity"
 _WARMUP = "actor.optimizer.warmup_steps"
 # Removed key -> the name of its error.
 _GONE = {
@@ -90,7 +94,8 @@ class UnknownKey:
     """A key of a config that its block does not have.
 
     `key`: its path. `value`: its value. `fields`: the known fields of its block. `written`: the whole config. `job`:
-    the kind of job. `sources`: config key -> file and line in which its value is set.
+    the kind of job. `config`: the type of the whole config, which is the job's own for a job beside the shipped ones.
+    `sources`: config key -> file and line in which its value is set.
     """
 
     key: str
@@ -98,7 +103,18 @@ class UnknownKey:
     fields: Mapping[str, Field]
     written: Any
     job: JobName
+    config: type
     sources: Mapping[str, Source]
+
+    @property
+    def places(self) -> tuple[str, ...]:
+        """The paths of all keys that its config may have."""
+        return places_in(self.config, self.job)
+
+    @property
+    def is_of_usual_job(self) -> bool:
+        """Whether its config is one of a job that is known by its components, such as PPO on simulators."""
+        return self.config is config_of(self.job)
 
     @property
     def name(self) -> str:
@@ -121,9 +137,9 @@ class UnknownKey:
         The path is None if it is not clear which key is meant.
         """
         ours = in_our_words(self.name, self.value)
-        if ours is not None and ours[0] in all_places(self.job):
+        if ours is not None and ours[0] in self.places:
             return ours
-        place = _place_of(self.key, self.fields, self.job, self.written)
+        place = _place_of(self.key, self.fields, self.places, self.written)
         if place is not None and not self._fits(place):
             place = None
         return place, self.value
@@ -132,7 +148,7 @@ class UnknownKey:
         """Return whether the key at a path may have the value: a switch or a block is no number, text or list."""
         above, _, name = place.rpartition(".")
         steps = above.split(".") if above else ()
-        block = block_at(config_of(self.job), self.job, steps)
+        block = block_at(self.config, self.job, steps)
         fields = fields_of(block, self.job)
         if name not in fields:
             return True
@@ -263,7 +279,7 @@ def _of_component(unknown: UnknownKey) -> _Reading | None:
     if unknown.above or not component or not isinstance(unknown.value, Mapping):
         return None
     places = [f"{component}.{name}" for name in unknown.value]
-    if not places or not {*places} <= {*all_places(unknown.job)}:
+    if not places or not {*places} <= {*unknown.places}:
         return None
     pairs = [*zip(places, unknown.value.values(), strict=True)]
     return _Reading("of-many-elsewhere", {"line": _lines(pairs, unknown)})
@@ -289,7 +305,7 @@ def _in_several_keys(unknown: UnknownKey) -> _Reading | None:
     lines = []
     for place, value in in_several_keys(unknown.name, unknown.value).items():
         path = f"{role}{place}" if place.startswith(".") else place
-        if path not in all_places(unknown.job):
+        if path not in unknown.places:
             return None
         lines.append((path, value))
     if not lines:
@@ -304,7 +320,7 @@ def _of_model(unknown: UnknownKey) -> _Reading | None:
     if unknown.name == "name":
         return None
     block = f"{unknown.above or 'actor'}.model"
-    takes_any = unknown.job == MARKED and block in all_places(unknown.job)
+    takes_any = unknown.job == MARKED and block in unknown.places
     if ours not in MODEL_SIZES or not takes_any:
         return None
     line = _lines([(f"{block}.{ours}", unknown.value)], unknown)
@@ -315,7 +331,7 @@ def _converted(unknown: UnknownKey) -> _Reading | None:
     """Read the key as one of another library whose value can be converted by other values of the config."""
     place, reason = _similar_key(unknown)
     value = _in_our_measure(unknown)
-    if value is None or place not in all_places(unknown.job):
+    if value is None or place not in unknown.places:
         return None
     line = _lines([(place, value)], unknown)
     return _Reading("converted", {"place": place, "reason": reason, "line": line})
@@ -328,7 +344,7 @@ def _similar_key(unknown: UnknownKey) -> tuple[str, str]:
     if unknown.name == "num_gpus" and role in COMPONENTS:
         return PLACEMENT, "there, GPUs are counted; here, accelerators are named"
     of_role = place.replace("actor.", f"{role}.", 1)
-    if of_role in all_places(unknown.job):
+    if of_role in unknown.places:
         return of_role, reason
     return place, reason
 
@@ -373,7 +389,7 @@ def _steps_of_share(unknown: UnknownKey) -> int | None:
         written = value_at(unknown.written, path)
         above, _, name = path.rpartition(".")
         fields = fields_of(
-            block_at(config_of(unknown.job), unknown.job, above.split(".")), unknown.job
+            block_at(unknown.config, unknown.job, above.split(".")), unknown.job
         )
         usual = default_of(fields[name][0], unknown.job)
         value = usual if written is None else written
@@ -442,7 +458,7 @@ def _another_measure(unknown: UnknownKey) -> _Reading | None:
             place, reason = another_measure().get(name, ("", ""))
             if place:
                 break
-    if place not in all_places(unknown.job):
+    if place not in unknown.places:
         return None
     return _Reading("another-measure", {"place": place, "reason": reason})
 
@@ -474,7 +490,12 @@ def _needless(unknown: UnknownKey) -> _Reading | None:
 
 def _of_other_blocks(unknown: UnknownKey) -> _Reading | None:
     """Read the key as one that several other blocks have."""
-    places = [place for place in places_of(unknown.name) if place != unknown.key]
+    having = (
+        places_of(unknown.name)
+        if unknown.is_of_usual_job
+        else [p for p in unknown.places if p.rpartition(".")[2] == unknown.name]
+    )
+    places = [place for place in having if place != unknown.key]
     if not places:
         return None
     return _Reading("of-other-blocks", {"places": ", ".join(places)})
@@ -483,7 +504,7 @@ def _of_other_blocks(unknown: UnknownKey) -> _Reading | None:
 def _by_another_name(unknown: UnknownKey) -> _Reading | None:
     """Read the key as another library's name of a key of the other kind of job."""
     ours = KEYS.get(unknown.name)
-    if ours is None:
+    if ours is None or not unknown.is_of_usual_job:
         return None
     return _Reading("by-another-name", {"place": ours.lstrip(".")})
 
@@ -510,8 +531,8 @@ def _lines_of_block(unknown: UnknownKey) -> list[str]:
         if place is not None and _stands(unknown.written, place):
             # A second block with a misspelt name, or another library's
             target: str | None = f"{place}.{inner}"
-            if target not in all_places(unknown.job):
-                target = _place_of(f"{place}.{inner}", {}, unknown.job)
+            if target not in unknown.places:
+                target = _place_of(f"{place}.{inner}", {}, unknown.places)
         elif f"{unknown.name}_{inner}" in unknown.fields:
             target = f"{above}.{unknown.name}_{inner}".removeprefix(".")
         elif place is None and inner in BELOW.get(unknown.key, {}):
@@ -521,10 +542,10 @@ def _lines_of_block(unknown: UnknownKey) -> list[str]:
         elif place is None and in_our_words(inner, below) is not None:
             target, below = in_our_words(inner, below) or (None, below)
         elif place is None and key_of(at.rpartition(".")[0], inner) is not None:
-            target = _place_of(at, unknown.fields, unknown.job, unknown.written)
+            target = _place_of(at, unknown.fields, unknown.places, unknown.written)
         else:
             target = None
-        if target not in all_places(unknown.job):
+        if target not in unknown.places:
             return []
         if target.rpartition(".")[0] == above and not _stands(unknown.written, target):
             target = target.rpartition(".")[2]
@@ -569,32 +590,35 @@ def _stands(mapping: Mapping[str, object], path: str) -> bool:
 def _place_of(
     key: str,
     fields: Mapping[str, Field],
-    job: JobName,
+    known: Sequence[str],
     written: object = None,
 ) -> str | None:
     """Return the path of the known key that an unknown key probably means; None if this is not clear.
 
     The unknown key may be the name in a different library, a misspelling, or a key that belongs to a different block.
-    `key`: path of the unknown key. `fields`: the known fields of its block. `job`: the kind of job. `written`: the
-    whole config, whose components count if a key of a component stands outside of all components.
+    `key`: path of the unknown key. `fields`: the known fields of its block. `known`: the paths of all keys of the
+    config. `written`: the whole config, whose components count if a key of a component stands outside of all
+    components.
     """
     path = key.replace("/", ".")
-    if path != key and path in all_places(job):
+    if path != key and path in known:
         return path
     above, _, name = key.rpartition(".")
     role = key.partition(".")[0]
+    if _OF_OFF_POLICY in known and OFF_POLICY_KEYS.get(name) in known:
+        return OFF_POLICY_KEYS[name]
     ours = key_of(above, name)
     if ours is not None:
         places = [ours]
         if ours.startswith("."):
             # Look below the component first; if only one component has the key, take that one.
             places = [role + ours]
-            having = [place for place in all_places(job) if place.endswith(ours)]
+            having = [place for place in known if place.endswith(ours)]
             having = _of_components(having, above, written)
             if len(having) == 1:
                 places += having
         if (
-            place := next((place for place in places if place in all_places(job)), None)
+            place := next((place for place in places if place in known), None)
         ) is not None:
             return place
     if name in _GENERIC and above:
@@ -608,18 +632,12 @@ def _place_of(
     ) is not None:
         return f"{above}.{near}".removeprefix(".")
     same = [
-        place
-        for place in all_places(job)
-        if place.rpartition(".")[2] == name and place != key
+        place for place in known if place.rpartition(".")[2] == name and place != key
     ]
     same = _of_components(same, above, written)
     beside = [place for place in same if place.startswith(f"{above}.")] or same
     if not beside:
-        below = {
-            p.rpartition(".")[2]: p
-            for p in all_places(job)
-            if p.startswith(f"{above}.")
-        }
+        below = {p.rpartition(".")[2]: p for p in known if p.startswith(f"{above}.")}
         beside = (
             [below[near]]
             if above and (near := did_you_mean(name, below)) is not None
@@ -668,7 +686,7 @@ def word_meant(name: str, value: str) -> str | None:
         found = (
             name
             if name in places
-            else _place_of(name, fields_of(config_of(job), job), job)
+            else _place_of(name, fields_of(config_of(job), job), places)
         )
         # No block
         if found is not None and not any(

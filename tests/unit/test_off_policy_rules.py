@@ -6,7 +6,9 @@ from pathlib import Path
 
 import pytest
 
+import rlplace
 from rlplace.cli import train
+from rlplace.errors import ConfigError
 
 
 @pytest.mark.parametrize(
@@ -102,3 +104,40 @@ def test_a_wrong_config_is_refused_in_words(
     assert f"[{code}]" in said
     assert text in said
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("typed", "meant"),
+    [
+        # Keys of the other jobs
+        ("actor.optimizer.lr=0.001", "actor.lr=0.001"),
+        ("actor.model.hidden=[64]", "'actor.hidden=[64]'"),
+        # Keys of other libraries
+        ("algorithm.learning_rate=0.001", "actor.lr=0.001"),
+        ("buffer_size=5000", "replay.capacity=5000"),
+        ("algorithm.ent_coef=0.1", "algorithm.temperature=0.1"),
+        ("algorithm.utd_ratio=2", "algorithm.updates_per_step=2"),
+        ("env.n_envs=4", "env.total_num_envs=4"),
+        # Misspelt
+        ("replay.capactiy=5000", "replay.capacity=5000"),
+    ],
+)
+def test_a_fix_of_an_unknown_key_names_a_key_of_this_job(
+    typed: str, meant: str
+) -> None:
+    with pytest.raises(ConfigError) as caught:
+        rlplace.plan("sac", [typed])
+    (told,) = caught.value.problems
+    assert told.code == "unknown-key"
+    assert told.fix == meant
+    rlplace.plan("sac", [meant.strip("'")])
+
+
+def test_a_key_of_the_other_jobs_alone_gets_no_key_that_is_refused_again() -> None:
+    with pytest.raises(ConfigError) as caught:
+        rlplace.plan("sac", ["algorithm.clip_ratio_low=0.2"])
+    (told,) = caught.value.problems
+    assert (
+        told.fix == "one of the known keys in place of clip_ratio_low, or leave it out"
+    )
+    assert "did you mean" not in told.render()

@@ -335,6 +335,17 @@ class Normalizing(Restorable, Protocol):
 
 
 @runtime_checkable
+class Discounting(Protocol):
+    """A simulator whose wrappers may scale rewards by discounted returns.
+
+    `reward_discounts`: the discounts per step of these wrappers; empty if there are none.
+    """
+
+    @property
+    def reward_discounts(self) -> Collection[float]: ...
+
+
+@runtime_checkable
 class Remarking(Protocol):
     """A simulator that has something to say about its environments, which a run shows once.
 

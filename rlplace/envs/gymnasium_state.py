@@ -126,6 +126,15 @@ def freeze_statistics(
     return True
 
 
+def reward_discounts(env: gymnasium.Env[Any, Any]) -> frozenset[float]:
+    """Return the discounts of the wrappers around `env` that normalize rewards by discounted returns."""
+    found = set()
+    for wrapper, attribute, _ in _normalizing(env):
+        if attribute == "return_rms":
+            found.add(float(wrapper.gamma))
+    return frozenset(found)
+
+
 def _normalizing(env: gymnasium.Env[Any, Any]) -> Iterator[tuple[Any, str, str]]:
     """Yield (wrapper, attribute, name in a state) for the statistics of each normalizing wrapper of Gymnasium.
 

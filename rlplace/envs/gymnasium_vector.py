@@ -27,6 +27,7 @@ from rlplace.envs.gymnasium_results import (
 from rlplace.envs.gymnasium_state import (
     freeze_statistics,
     restore,
+    reward_discounts,
     state_of,
     statistics_of,
 )
@@ -39,6 +40,7 @@ from rlplace.envs.layers import (
 )
 from rlplace.envs.observations import dark_image, encoding_of
 from rlplace.envs.precision import Precision
+from rlplace.envs.random_numbers import RandomNumbers
 
 if TYPE_CHECKING:
     import gymnasium
@@ -119,6 +121,8 @@ class GymnasiumVector:
         self._given = GivenActions(envs[0].action_space)
         # Each environment is reset with a seed, and later without
         self._results.require_reset(envs[0])
+        # Compares the random numbers of environments after their first resets; None: not yet, or no longer
+        self._random: RandomNumbers | None = None
 
     @property
     def remarks(self) -> Sequence[str]:
@@ -130,6 +134,8 @@ class GymnasiumVector:
         observations = np.empty(self._shape, self._dtype)
         for row, (env, seed) in enumerate(zip(self._envs, seeds, strict=True)):
             observations[row] = self._first(env, seed)
+        if len(set(seeds[:2])) == len(seeds[:2]):
+            self._random = RandomNumbers(self._envs)
         self._returns = [0.0] * len(self._envs)
         self._begins = [self._clock] * len(self._envs)
         if self._clock >= self._looks_at:
@@ -313,6 +319,11 @@ class GymnasiumVector:
         return statistics_of(self._envs[0])
 
     @property
+    def reward_discounts(self) -> frozenset[float]:
+        """The discounts of wrappers that scale rewards by discounted returns."""
+        return reward_discounts(self._envs[0])
+
+    @property
     def frames_per_s(self) -> float:
         """The number of pictures for one second of simulated time, as the first environment declares it."""
         return float(self._envs[0].metadata.get("render_fps") or _FRAMES_PER_S)
@@ -349,7 +360,7 @@ class GymnasiumVector:
 
         `seed`: None: the environment goes on with its random numbers.
         """
-        shown = self._results.first(env, seed)
+        shown = self._begun(env, seed)
         try:
             first = self._read(shown)
         except Unfit as unfit:
@@ -358,6 +369,22 @@ class GymnasiumVector:
         if self._shares is False:
             return first
         return np.array(first)
+
+    def _begun(self, env: gymnasium.Env[Any, Any], seed: int | None) -> Any:
+        """Reset an environment, and return its first observation as it is. Raises SimulatorError for another result.
+
+        The first later resets show whether random numbers follow from the seeds; a remark says if they do not.
+        """
+        watched = self._random
+        if watched is None or seed is not None or env is not self._envs[0]:
+            return self._results.first(env, seed)
+        before = watched.before_later()
+        shown = self._results.first(env)
+        for how, generator in watched.after_later(before):
+            self._results.remark_of_kind(how, generator)
+        if not watched.more:
+            self._random = None
+        return shown
 
     def _copied(self, shown: Any) -> NDArray[Any]:
         """Return an observation that is a single array, as a new array. Raises Unfit."""

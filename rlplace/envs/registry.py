@@ -18,7 +18,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from rlplace.codes import config_error, problem
-from rlplace.config.blocks.policies import CnnConfig, MlpConfig, TransformerConfig
+from rlplace.config.blocks.policies import (
+    CnnConfig,
+    MlpConfig,
+    ModuleConfig,
+    TransformerConfig,
+)
 from rlplace.envs.contract import image_size
 from rlplace.errors import ConfigError, Problem, did_you_mean, suggestion
 from rlplace.extras import install_command
@@ -480,6 +485,12 @@ def without_statistics(config: SimulatorEnvConfig) -> ConfigError:
     """Return the error that statistics are missing with which the simulator normalized in the training."""
     key, got = normalized_by(config)
     return config_error("no-statistics", key, got)
+
+
+def normalizes_images(config: SimulatorJobConfig) -> bool:
+    """Return whether a policy normalises images of float32 numbers, or may do so: a module of the user."""
+    own = isinstance(config.actor.policy, ModuleConfig)
+    return config.algorithm.normalize_observations or own
 
 
 def spaces_of_job(config: SimulatorJobConfig) -> Spaces:

@@ -71,6 +71,55 @@ def test_bounds_of_actions_that_do_not_suit_are_said_by_the_run(tmp_path: Path) 
     assert run.out.count("gymnasium.wrappers:RescaleAction") == 1
 
 
+class Camera(Script):
+    """Shows images that were converted to float32 and not divided. Its wrapper discounts rewards by 0.9."""
+
+    def __init__(self) -> None:
+        super().__init__(terminate_at=4)
+        self.observation_space = Box(0.0, 255.0, (9, 9, 1), np.float32)  # type: ignore[assignment]
+
+    def _show(self, action: float) -> Any:
+        return np.full((9, 9, 1), 200, np.float32)
+
+
+DISCOUNTED = (
+    "env.wrappers=[{name: 'gymnasium.wrappers:NormalizeReward', kwargs: {gamma: 0.9}}]"
+)
+
+
+def test_float_images_and_another_discount_of_rewards_are_said_by_the_run(
+    tmp_path: Path,
+) -> None:
+    camera = (
+        *ONE_EACH,
+        f"env.id={__name__}:Camera",
+        "actor.model={kind: cnn, network: impala, hidden: [8], channels: [2, 2, 2]}",
+        "runner.stop_at_return=null",
+    )
+    run = train(
+        "hybrid_ppo",
+        tmp_path,
+        *camera,
+        DISCOUNTED,
+        "algorithm.normalize_observations=false",
+    )
+    assert run.code == 0, run.err
+    assert run.out.count("are float32 numbers up to 200") == 1
+    assert run.out.count("has gamma=0.9, and algorithm.gamma is 0.99") == 1
+    # The fixes
+    other = train(
+        "hybrid_ppo",
+        tmp_path,
+        *camera,
+        DISCOUNTED,
+        "algorithm.normalize_observations=true",
+        "algorithm.gamma=0.9",
+    )
+    assert other.code == 0, other.err
+    assert "float32" not in other.out
+    assert "gamma" not in other.out
+
+
 class Outside(Script):
     """Returns numbers outside of its Box."""
 

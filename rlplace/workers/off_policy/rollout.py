@@ -42,6 +42,7 @@ class OffPolicyRollout(Worker):
     def setup(self) -> None:
         import numpy as np
 
+        from rlplace.envs.image_range import ImageRange
         from rlplace.envs.registry import make_simulator, seed_global_numbers
         from rlplace.models import BUILDING
         from rlplace.models.off_policy import Acting, new_policy
@@ -66,6 +67,10 @@ class OffPolicyRollout(Worker):
             rows=count,
         )
         self._group.begin(given.seed)
+        # A policy of this job does not normalise
+        env = given.blocks.env
+        self._images = ImageRange(env.id or env.kind, given.spaces, normalizes=False)
+        self._images.look(self._group.observations)
         # Rows whose next step does not follow their last one
         self._begins = np.zeros(count, np.bool_)
         self._behind = FilesBehind(self.context)
@@ -261,9 +266,13 @@ class OffPolicyRollout(Worker):
     def _remarks(self) -> tuple[str, ...]:
         from rlplace.envs.contract import Remarking
 
+        found: list[str] = []
         if isinstance(self._group.simulator, Remarking):
-            return tuple(self._group.simulator.remarks)
-        return ()
+            found += self._group.simulator.remarks
+        self._images.look(self._group.observations)
+        if self._images.remark is not None:
+            found.append(self._images.remark)
+        return tuple(found)
 
     # ── evaluation ───────────────────────────────────────────────────────────────────────────────────────────────────
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import dataclasses
 import time
 from collections.abc import Iterable, Sequence
-from math import isfinite, prod
+from math import isclose, isfinite, prod
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -22,6 +22,7 @@ from rlplace.codes import problem
 from rlplace.envs.action_bounds import action_remark
 from rlplace.envs.contract import (
     ContinuousActions,
+    Discounting,
     DiscreteActions,
     Normalizing,
     Remarking,
@@ -30,8 +31,10 @@ from rlplace.envs.contract import (
     Spaces,
     StepResult,
 )
+from rlplace.envs.image_range import ImageRange
 from rlplace.envs.registry import (
     make_simulator,
+    normalizes_images,
     row_seeds,
     seed_global_numbers,
     seed_torch_numbers,
@@ -340,6 +343,11 @@ class VectorEnvWorker(EnvWorker):
         )
         if self._action_remark is not None:
             context.log.warning("%s", self._action_remark)
+        self._images = ImageRange(
+            env.id or env.kind,
+            self.config.spaces,
+            normalizes=normalizes_images(config),
+        )
         for index in range(groups):
             first_row = context.rank * self._rows + index * rows
             simulator = make_simulator(config.env, rows, chunk)
@@ -364,6 +372,7 @@ class VectorEnvWorker(EnvWorker):
                 "the first observation",
             )
             self._groups.append(group)
+            self._images.look(group.observations)
 
     def run(self, iteration: int) -> Metrics:
         """Step every environment T times in `iteration`, send the trajectory to the actor ranks, and return metrics.
@@ -646,9 +655,34 @@ class VectorEnvWorker(EnvWorker):
         if self._action_remark is not None:
             found.append(self._action_remark)
         for group in self._groups:
+            self._images.look(group.observations)
             if isinstance(group.simulator, Remarking):
                 found += group.simulator.remarks
+        if self._images.remark is not None:
+            found.append(self._images.remark)
+        found += self._discount_remarks()
         return tuple(dict.fromkeys(found))
+
+    def _discount_remarks(self) -> list[str]:
+        """Return a text for each wrapper whose discount of rewards is not that of the algorithm."""
+        simulator = self._groups[0].simulator
+        if not isinstance(simulator, Discounting):
+            return []
+        env = self.config.config.env
+        gamma = self.config.config.algorithm.gamma
+        found = []
+        for discount in sorted(simulator.reward_discounts):
+            if isclose(discount, gamma):
+                continue
+            other = problem(
+                "reward-discount",
+                "algorithm.gamma",
+                simulator=env.id or env.kind,
+                wrapper=f"{discount:g}",
+                algorithm=f"{gamma:g}",
+            )
+            found.append(f"{other.key}: {other.what}: {other.why}; {other.fix}")
+        return found
 
     def _send(self, recording: Recording) -> None:
         first_row = self.context.rank * self._rows

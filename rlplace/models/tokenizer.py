@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from rlplace.codes import config_error
-from rlplace.envs.text.contract import Image, Message, Prompt
+from rlplace.envs.text.contract import Image, Message, MessagesWithTools, Prompt
 from rlplace.errors import ConfigError
 from rlplace.json_text import parsed
 from rlplace.tokens import Tokens
@@ -374,21 +374,24 @@ class Chat:
         """Return a prompt as the text that the model reads, up to the place where the first answer begins.
 
         If the last message is of the assistant, the answer continues this message. Raises ConfigError if both the job
-        and the prompt have a system message, or if the template does not show the message that is to be continued.
+        and the prompt have a system message, or if the template does not show the message that is to be continued, or
+        not the tools of the prompt.
         """
         messages = [Message("user", prompt)] if isinstance(prompt, str) else prompt
+        arguments = dict(self._arguments or {})
+        if isinstance(prompt, MessagesWithTools):
+            arguments["tools"] = prompt.tools
+            self._require_shown(prompt, arguments)
         if self._system and any(message.role == "system" for message in messages):
             raise config_error("two-system-messages", "env.system", "system, system")
         chat = [*self._system, *messages]
         if chat[-1].role != "assistant":
-            return self._render(chat)
+            return self._tokenizer.render(chat, arguments=arguments)
         # An empty message of the assistant is an answer that has not begun
         begun = chat[-1].text
         if not begun.strip():
-            return self._render(chat[:-1])
-        rendered = self._tokenizer.render(
-            chat, answered=True, arguments=self._arguments
-        )
+            return self._tokenizer.render(chat[:-1], arguments=arguments)
+        rendered = self._tokenizer.render(chat, answered=True, arguments=arguments)
         before, found, after = rendered.rpartition(begun.strip())
         if not found:
             got = repr(rendered[-200:])
@@ -397,6 +400,15 @@ class Chat:
         blanks = begun[len(begun.rstrip()) :]
         kept = blanks if after.startswith(blanks) else ""
         return before + found + kept
+
+    def _require_shown(
+        self, prompt: MessagesWithTools, arguments: Mapping[str, object]
+    ) -> None:
+        """Raise ConfigError if the template shows the same text with the tools of a prompt and without them."""
+        without = {**arguments, "tools": None}
+        shown = self._tokenizer.render(prompt, arguments=arguments)
+        if shown == self._tokenizer.render(prompt, arguments=without):
+            raise _tools_not_shown(prompt)
 
     def reply(self, answer: Tokens, text: str) -> Tokens:
         """Return the tokens between an answer and the next answer: the end of the answer's turn, and the reply `text`.
@@ -449,8 +461,13 @@ class PlainText:
         return self._tokenizer.encode_beginning(self.text(prompt))
 
     def text(self, prompt: Prompt) -> str:
-        """Return a prompt as the text that the model reads, after the system text if there is one."""
+        """Return a prompt as the text that the model reads, after the system text if there is one.
+
+        Raises ConfigError for a prompt with tools: only a chat template shows them.
+        """
         parts = [self._system] if self._system else []
+        if isinstance(prompt, MessagesWithTools):
+            raise _tools_not_shown(prompt)
         if isinstance(prompt, str):
             parts.append(prompt)
         else:
@@ -460,6 +477,11 @@ class PlainText:
     def reply(self, answer: Tokens, text: str) -> Tokens:
         """Return the tokens of the reply `text`, with a line break before and after it. `answer` is not used."""
         return self._tokenizer.encode(f"\n{text}\n")
+
+
+def _tools_not_shown(prompt: MessagesWithTools) -> ConfigError:
+    got = clipped(repr([*prompt.tools]), 200)
+    return config_error("tools-not-shown", "env.kwargs.tools", got)
 
 
 def _content(message: Message) -> str | list[dict[str, str]]:

@@ -60,6 +60,24 @@ class Message:
         return tuple(part for part in self.content if isinstance(part, Image))
 
 
+class MessagesWithTools(tuple[Message, ...]):
+    """The messages of a prompt, and the definitions of the tools that the chat template shows with them.
+
+    `tools`: a mapping for each tool, in the form of JSON Schema that chat templates take.
+    """
+
+    tools: Sequence[Mapping[str, Any]] = ()
+
+    @classmethod
+    def of(
+        cls, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]]
+    ) -> MessagesWithTools:
+        """Return `messages` with `tools`."""
+        made = cls(messages)
+        made.tools = tools
+        return made
+
+
 # A plain text becomes one user message for models that chat
 Prompt = str | Sequence[Message]
 
@@ -140,6 +158,8 @@ def prompt_identity(prompt: Prompt) -> str:
     """Return a text that is equal for equal prompts. A plain text equals one message of the user with this text."""
     if isinstance(prompt, str):
         prompt = [Message("user", prompt)]
+    if isinstance(prompt, MessagesWithTools):
+        return repr((list(prompt), prompt.tools))
     return repr(list(prompt))
 
 

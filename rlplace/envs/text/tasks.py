@@ -13,10 +13,17 @@ from typing import Any, ClassVar
 
 from rlplace import codes
 from rlplace.envs.registry import needs, unknown_choice
-from rlplace.envs.text.contract import Image, Message, OneTurn, Split
+from rlplace.envs.text.contract import (
+    Image,
+    Message,
+    MessagesWithTools,
+    OneTurn,
+    Split,
+)
 from rlplace.envs.text.right_answers import is_empty
 from rlplace.envs.text.rows import ROW, bad_row, content_of, each, mixed
 from rlplace.errors import Source, did_you_mean, suggestion
+from rlplace.json_text import parsed
 
 _SIGNS = {"+": operator.add, "-": operator.sub, "*": operator.mul}
 # One of this many problems is held out
@@ -523,6 +530,9 @@ class PromptSet:
     list of paths and mappings. Images take the places of message parts {"type": "image"}; if there are no such parts,
     images come before the text of the user.
 
+    Column `tools` has the tools that the model may call: a list of their definitions, or this list as a JSON text. The
+    chat template shows them. A column with anything else, or `tools=None`, is a fact only.
+
     A dot names a column within another column: `reward_model.ground_truth`. All other columns are given to reward
     functions, as facts under their own names. `rows` selects a range of rows, (first, last + 1), such as the part to
     hold out. Relative paths start at the folder in which the run was started.
@@ -544,9 +554,11 @@ class PromptSet:
         prompt: str = "prompt",
         answer: str | None = "answer",
         image: str | None = None,
+        tools: str | None = "tools",
         rows: tuple[int, int] | None = None,
         dataset_split: str | None = None,
     ) -> None:
+        self._tools = tools
         self._prompt = prompt
         self._answer = answer
         self._image = image
@@ -555,7 +567,7 @@ class PromptSet:
         size = len(self._rows)
         self.size: int | None = size
         # Says which rows these are: prompts with equal content are equal
-        chosen = [prompt, image, rows, dataset_split]
+        chosen = [prompt, image, tools, rows, dataset_split]
         self.content = f"{content_of(path)}\n{chosen!r}"
         # Find bad rows now, before anything starts
         each(range(size), lambda number: self._check(*self._rows[number]))
@@ -591,7 +603,12 @@ class PromptSet:
         else:
             listed = [given]
         images = [_as_image(each, place) for each in listed]
-        return _as_prompt(prompt, images, place)
+        asked = _as_prompt(prompt, images, place)
+        tools = None if self._tools is None else _as_tools(_column(values, self._tools))
+        # A text may be a rendered chat, which has its tools already
+        if tools is None or asked is None or isinstance(asked, str):
+            return asked
+        return MessagesWithTools.of(asked, tools)
 
     def _check(self, values: Mapping[str, Any], place: Source) -> None:
         """Raise ConfigError if a column of the row is missing, null or without a right answer, or holds no prompt.
@@ -693,6 +710,42 @@ def _as_prompt(value: Any, images: Sequence[Image], place: Source) -> Any:
         got = f"{len(left)} of {len(images)} are left"
         raise bad_row("images-left", got, place)
     return messages
+
+
+def _as_tools(value: Any) -> Sequence[Mapping[str, Any]] | None:
+    """Return the definitions of tools in a column; None if it has none, or something else.
+
+    A definition is a mapping with a `name` and with `parameters` or a `description`, or has such a mapping as its
+    `function`. Values of None are left out: Parquet adds them for keys that only other rows have.
+    """
+    if isinstance(value, str):
+        try:
+            value = parsed(value)
+        except ValueError:
+            return None
+    if not isinstance(value, list) or not value:
+        return None
+    tools = [_without_none(tool) for tool in value]
+    return tools if all(map(_is_tool, tools)) else None
+
+
+def _is_tool(tool: Any) -> bool:
+    if not isinstance(tool, Mapping):
+        return False
+    defined = tool.get("function", tool)
+    if not isinstance(defined, Mapping) or not isinstance(defined.get("name"), str):
+        return False
+    return "parameters" in defined or "description" in defined
+
+
+def _without_none(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {
+            key: _without_none(each) for key, each in value.items() if each is not None
+        }
+    if isinstance(value, list):
+        return [_without_none(each) for each in value]
+    return value
 
 
 def _as_part(part: Any, left: list[Image], place: Source) -> str | Image:

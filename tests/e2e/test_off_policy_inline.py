@@ -5,9 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import gymnasium
 import numpy as np
 import pytest
 import yaml
+from gymnasium.spaces import Box
 from safetensors.numpy import load_file
 
 import rlplace
@@ -165,6 +167,78 @@ def test_half_of_each_batch_is_drawn_from_demonstrations(
     words = (*SAC[1], f"+replay.demonstrations={tmp_path / 'steps.npz'}")
     run(("sac", words), tmp_path / "runs", 1)
     assert shown == [8] * 16
+
+
+def test_demonstrations_with_gaps_are_refused_for_sums_of_rewards(
+    tmp_path: Path,
+) -> None:
+    places = np.arange(27.0).reshape(9, 3)
+    np.savez(
+        tmp_path / "steps.npz",
+        observations=places,
+        next_observations=places + 1,
+        actions=np.zeros((9, 1)),
+        rewards=np.ones(9),
+        terminated=np.zeros(9, bool),
+        truncated=np.zeros(9, bool),
+    )
+    shown = f"+replay.demonstrations={tmp_path / 'steps.npz'}"
+    dry = (*SAC[1], shown, "runner.total_iterations=1", "dry_run=true")
+    refused = train("sac", tmp_path, *dry, "algorithm.n_step=2")
+    assert refused.code == 2
+    assert "bad-demonstrations" in refused.err
+    fixed = train("sac", tmp_path, *dry, "algorithm.n_step=1")
+    assert fixed.code == 0, fixed.err
+
+
+def test_a_run_that_ends_before_its_first_update_is_refused(tmp_path: Path) -> None:
+    words = (*SAC[1], "algorithm.learning_starts=96", "dry_run=true")
+    refused = train("sac", tmp_path, *words, "runner.total_iterations=2")
+    assert refused.code == 2
+    assert "no-updates" in refused.err
+    assert "runner.total_iterations=3" in refused.err
+    fixed = train("sac", tmp_path, *words, "runner.total_iterations=3")
+    assert fixed.code == 0, fixed.err
+
+
+class Breaking(gymnasium.Env[Any, Any]):
+    """Shows nan at a step, counted from 0 at the reset."""
+
+    def __init__(self, at: int) -> None:
+        self.observation_space = Box(-1, 1, (2,))
+        self.action_space = Box(-1, 1, (1,))
+        self._at = at
+        self._steps = 0
+
+    def _shown(self) -> Any:
+        return np.full(2, np.nan if self._steps == self._at else 0.5, np.float32)
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        super().reset(seed=seed)
+        self._steps = 0
+        return self._shown(), {}
+
+    def step(self, action: Any) -> Any:
+        self._steps += 1
+        return self._shown(), 1.0, False, self._steps == 9, {}
+
+
+@pytest.mark.parametrize(
+    ("at", "said"),
+    [
+        (0, "the first observation of"),
+        (4, "nan in observations"),
+        (9, "nan in final observations"),
+    ],
+)
+def test_a_number_that_is_not_finite_is_named_with_its_place(
+    at: int, said: str, tmp_path: Path
+) -> None:
+    words = (*SAC[1], f"env.id={__name__}:Breaking", f"env.kwargs={{at: {at}}}")
+    found = train("sac", tmp_path, *words, "runner.total_iterations=1")
+    assert found.code == 1
+    assert "simulator-not-finite" in found.err
+    assert said in found.err
 
 
 def test_ppo_without_the_job_names_the_config_of_an_off_policy_algorithm(

@@ -183,11 +183,18 @@ class OffPolicyJob(Job):
     ) -> list[Problem]:
         """Return the problems of the file of demonstrations, which is read for that."""
         # Imported here: a plan without demonstrations needs no NumPy
-        from rlplace.workers.off_policy.demonstrations import KEY, read_demonstrations
+        from rlplace.workers.off_policy.demonstrations import (
+            KEY,
+            read_demonstrations,
+            require_sequence,
+        )
 
         path = str(config.blocks.replay.demonstrations)
         try:
-            steps = len(read_demonstrations(path, spaces).rewards)
+            shown = read_demonstrations(path, spaces)
+            if config.blocks.algorithm.n_step > 1:
+                require_sequence(path, shown)
+            steps = len(shown.rewards)
         except ProblemsError as error:
             return [*error.problems]
         ranks = plan.placement.world_size("replay")

@@ -82,6 +82,21 @@ def _small_memory(config: OffPolicyConfig) -> Iterator[Found]:
         yield at_key(_CAPACITY, capacity, "capacity", envs=envs, above=above)
 
 
+def _no_updates(config: OffPolicyConfig) -> Iterator[Found]:
+    """Yield a finding if the run ends before its first update."""
+    algorithm = config.blocks.algorithm
+    steps = algorithm.steps_per_iteration * config.runner.total_iterations
+    if algorithm.learning_starts < steps:
+        return
+    enough = algorithm.learning_starts // algorithm.steps_per_iteration + 1
+    yield at_key(
+        "algorithm.learning_starts",
+        algorithm.learning_starts,
+        steps=steps,
+        iterations=enough,
+    )
+
+
 def _skipped_poison(config: OffPolicyConfig) -> Iterator[Found]:
     if config.faults.on_poison == "skip":
         yield at_key("faults.on_poison", "skip", "poison")
@@ -98,6 +113,7 @@ RULES: tuple[Rule[OffPolicyConfig], ...] = (
     Rule(code="uneven-updates", facts=_broken_pieces),
     Rule(code="uneven-updates", facts=_broken_iterations),
     Rule(code="uneven-updates", facts=_small_memory),
+    Rule(code="no-updates", facts=_no_updates),
     Rule(code="off-policy-misfit", facts=_skipped_poison),
     Rule(code="off-policy-misfit", facts=_prioritised_demonstrations),
 )

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from rlplace.algo.replay import Steps
 from rlplace.codes import config_error
-from rlplace.envs.contract import ContinuousActions, Spaces
+from rlplace.envs.contract import ContinuousActions, DiscreteActions, Spaces
 
 KEY = "replay.demonstrations"
 
@@ -76,6 +76,28 @@ def read_demonstrations(path: str, spaces: Spaces) -> Steps:
     )
 
 
+def require_sequence(path: str, steps: Steps) -> None:
+    """Raise ConfigError if a step is followed by one of another place, though no episode ends between the two.
+
+    Sums of several rewards would go on from one episode to another, or over a gap. `path`: the file of `steps`.
+    """
+    after = steps.next_observations[:-1, 0]
+    following = steps.observations[1:, 0]
+    ended = (steps.terminated | steps.truncated)[:-1, 0]
+    alike = np.isclose(after, following, rtol=1e-4, atol=1e-5)
+    alike = alike.reshape(len(after), -1).all(axis=1)
+    broken = np.flatnonzero(~alike & ~ended)
+    if len(broken):
+        raise config_error(
+            "bad-demonstrations",
+            KEY,
+            f"{path}: {len(broken)} of {len(ended) + 1} steps, the first is {broken[0]}",
+            error="gaps",
+            step=int(broken[0]),
+            following=int(broken[0]) + 1,
+        )
+
+
 def _arrays(path: str) -> dict[str, NDArray[Any]]:
     try:
         with np.load(Path(path).expanduser(), allow_pickle=False) as stored:
@@ -102,17 +124,21 @@ def _scaled(actions: NDArray[Any], spaces: Spaces, path: str) -> NDArray[Any]:
                 low=f"{low.min():g}",
                 high=f"{high.max():g}",
             )
-        scaled = 2 * (actions - low) / (high - low) - 1
+        # An element whose bounds are equal has no choice: the policy's one counts for nothing
+        span = np.where(high > low, high - low, np.inf)
+        scaled = 2 * (actions - low) / span - 1
         return scaled.clip(-1.0, 1.0).astype(np.float32)
-    choices = actions.astype(np.int64)
-    n = int(getattr(of, "n", 0))
-    if (choices != actions).any() or choices.min() < 0 or choices.max() >= n:
+    assert isinstance(of, DiscreteActions), "a rule of the job has refused it"
+    # The memory counts choices from 0, the simulator from its first one
+    choices = actions.astype(np.int64) - of.first
+    outside = choices.min() < 0 or choices.max() >= of.n
+    if outside or (choices + of.first != actions).any():
         raise config_error(
             "bad-demonstrations",
             KEY,
             f"{path}: actions from {actions.min():g} to {actions.max():g}",
             error="bounds",
-            low=0,
-            high=n - 1,
+            low=of.first,
+            high=of.first + of.n - 1,
         )
     return choices

@@ -71,6 +71,10 @@ class OffPolicyRollout(Worker):
         env = given.blocks.env
         self._images = ImageRange(env.id or env.kind, given.spaces, normalizes=False)
         self._images.look(self._group.observations)
+        first = self._group.observations
+        wrong = first[~np.isfinite(first)]
+        if len(wrong):
+            raise self._not_finite(f"{wrong[0]}", "the first observation")
         # Rows whose next step does not follow their last one
         self._begins = np.zeros(count, np.bool_)
         self._behind = FilesBehind(self.context)
@@ -245,20 +249,28 @@ class OffPolicyRollout(Worker):
         """Raise SimulatorError if a number of a step is not finite."""
         import numpy as np
 
-        finite = np.isfinite(result.rewards)
-        for shown in (result.observations, result.final_observations):
-            if shown.size and not np.isfinite(shown).all():
-                finite = np.zeros(1, np.bool_)
-        if finite.all():
-            return
+        arrays = {
+            "rewards": result.rewards,
+            "observations": result.observations,
+            "final observations": result.final_observations,
+        }
+        for name, numbers in arrays.items():
+            wrong = numbers[~np.isfinite(numbers)]
+            if len(wrong):
+                raise self._not_finite(
+                    f"{wrong[0]} in {name}", f"a step of iteration {iteration + 1}"
+                )
+
+    def _not_finite(self, got: str, what: str) -> SimulatorError:
+        """Return the error about a number that is not finite. `got`: the number and its place. `what`: the step."""
         env = self.config.blocks.env
-        raise SimulatorError(
+        return SimulatorError(
             problem(
                 "simulator-not-finite",
                 self.context.owner,
-                f"rewards {result.rewards[:8]}",
+                got,
                 error="stepped",
-                iteration=iteration + 1,
+                step=what,
                 simulator=env.id or env.kind,
             )
         )

@@ -10,7 +10,10 @@ import pytest
 
 from rlplace.envs.contract import ContinuousActions, DiscreteActions, Spaces
 from rlplace.errors import ConfigError
-from rlplace.workers.off_policy.demonstrations import read_demonstrations
+from rlplace.workers.off_policy.demonstrations import (
+    read_demonstrations,
+    require_sequence,
+)
 
 SPACES = Spaces(
     observation_shape=(3,),
@@ -69,6 +72,47 @@ def test_choices_that_the_simulator_does_not_have_are_refused(tmp_path: Path) ->
     of = arrays() | {"actions": np.array([0, 1, 0, 1, 1, 2])}
     with pytest.raises(ConfigError, match="outside of the bounds"):
         read_demonstrations(saved(tmp_path, of), spaces)
+
+
+def test_choices_are_counted_as_the_simulator_counts_them(tmp_path: Path) -> None:
+    """Otherwise the demonstrated action 1 would be learned as the second one."""
+    spaces = Spaces(observation_shape=(3,), actions=DiscreteActions(n=3, first=1))
+    of = arrays() | {"actions": np.array([1, 2, 3, 1, 2, 2])}
+    steps = read_demonstrations(saved(tmp_path, of), spaces)
+    assert steps.actions[:, 0].tolist() == [0, 1, 2, 0, 1, 1]
+    for wrong in (0, 4, 1.5):
+        of["actions"] = np.array([1, 2, 3, 1, 2, wrong])
+        with pytest.raises(ConfigError, match="its actions are from 1 to 3"):
+            read_demonstrations(saved(tmp_path, of), spaces)
+
+
+def test_an_element_with_equal_bounds_makes_no_nan(tmp_path: Path) -> None:
+    actions = ContinuousActions(shape=(2,), low=(0.0, 2.0), high=(1.0, 2.0))
+    spaces = Spaces(observation_shape=(3,), actions=actions)
+    of = arrays() | {"actions": np.tile([0.5, 2.0], (6, 1))}
+    steps = read_demonstrations(saved(tmp_path, of), spaces)
+    assert np.isfinite(steps.actions).all()
+    assert steps.actions[:, 0, 0] == pytest.approx(0.0)
+
+
+def test_sums_of_rewards_need_steps_that_follow_each_other(tmp_path: Path) -> None:
+    of = arrays()
+    places = np.arange(7.0)[:, None] * np.ones((7, 3))
+    of |= {"observations": places[:-1], "next_observations": places[1:]}
+    path = saved(tmp_path, of)
+    require_sequence(path, read_demonstrations(path, SPACES))
+    # Another recorded episode begins at step 3
+    of["observations"] = np.where(np.arange(6)[:, None] >= 3, 10, 0) + places[:-1]
+    of["next_observations"] = of["observations"] + 1
+    path = saved(tmp_path, of)
+    with pytest.raises(ConfigError) as caught:
+        require_sequence(path, read_demonstrations(path, SPACES))
+    assert [p.code for p in caught.value.problems] == ["bad-demonstrations"]
+    assert "1 of 6 steps, the first is 2" in str(caught.value)
+    # The fix
+    of["truncated"][2] = True
+    path = saved(tmp_path, of)
+    require_sequence(path, read_demonstrations(path, SPACES))
 
 
 def test_a_file_that_is_no_file_of_arrays_is_refused(tmp_path: Path) -> None:

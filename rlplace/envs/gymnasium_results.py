@@ -37,6 +37,8 @@ _MASK = "action_mask"
 # Numbers may leave their bounds by as much: rounding to float32
 _SHARE = 1e-3
 _LEAST = 1e-6
+# Episodes that are compared: an end by chance or by skill does not always come in the same step
+_ENDS = 20
 
 
 class Results:
@@ -228,6 +230,32 @@ def _single(value: Any) -> Any:
     if array.size != 1 or array.dtype.kind not in "biuf":
         return None
     return array.reshape(-1)[0].item()
+
+
+class Ends:
+    """Compares the lengths of episodes, as long as all are terminated after the same number of steps.
+
+    `constant`: the length that the first 20 of them have in common; None: not known yet, or there is none.
+    """
+
+    def __init__(self) -> None:
+        self.constant: int | None = None
+        self._length: int | None = None
+        self._count = 0
+
+    def add(self, length: int, *, terminated: bool) -> None:
+        """Take the length of an episode that has ended. `terminated`: whether it was not truncated."""
+        if self._count < 0 or self.constant is not None:
+            return
+        same = self._length in (None, length)
+        # An episode of one step ends by design
+        if not terminated or not same or length == 1:
+            self._count = -1
+            return
+        self._length = length
+        self._count += 1
+        if self._count == _ENDS:
+            self.constant = length
 
 
 class Bounds:

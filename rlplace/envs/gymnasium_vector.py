@@ -17,6 +17,7 @@ from rlplace.envs.entries import Unfit
 from rlplace.envs.given_actions import GivenActions
 from rlplace.envs.gymnasium_results import (
     Bounds,
+    Ends,
     Results,
     close_all,
     flag,
@@ -121,6 +122,7 @@ class GymnasiumVector:
         self._given = GivenActions(envs[0].action_space)
         # Each environment is reset with a seed, and later without
         self._results.require_reset(envs[0])
+        self._ends = Ends()
         # Compares the random numbers of environments after their first resets; None: not yet, or no longer
         self._random: RandomNumbers | None = None
 
@@ -233,6 +235,7 @@ class GymnasiumVector:
                         # A copy: `reset` may reuse its array
                         final = self._final(observation, made[-1])
                         finals.append(np.array(final, self._dtype))
+                    self._add_end(length, terminated=terminated)
                     episode_returns.append(returns[row])
                     episode_lengths.append(length)
                     returns[row] = 0.0
@@ -369,6 +372,12 @@ class GymnasiumVector:
         if self._shares is False:
             return first
         return np.array(first)
+
+    def _add_end(self, length: int, *, terminated: bool) -> None:
+        """Add a remark if the environment ends all episodes as terminated after the same number of steps."""
+        self._ends.add(length, terminated=terminated)
+        if self._ends.constant is not None:
+            self._results.remark_of_kind("same-length", f"{self._ends.constant} steps")
 
     def _begun(self, env: gymnasium.Env[Any, Any], seed: int | None) -> Any:
         """Reset an environment, and return its first observation as it is. Raises SimulatorError for another result.

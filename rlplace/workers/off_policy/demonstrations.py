@@ -83,10 +83,10 @@ def require_sequence(path: str, steps: Steps) -> None:
     """
     after = steps.next_observations[:-1, 0]
     following = steps.observations[1:, 0]
-    ended = (steps.terminated | steps.truncated)[:-1, 0]
+    ended = np.logical_or(steps.terminated, steps.truncated)[:-1, 0]
     alike = np.isclose(after, following, rtol=1e-4, atol=1e-5)
-    alike = alike.reshape(len(after), -1).all(axis=1)
-    broken = np.flatnonzero(~alike & ~ended)
+    follows = alike.reshape(len(after), -1).all(axis=1)
+    broken = np.flatnonzero(~np.logical_or(follows, ended))
     if len(broken):
         raise config_error(
             "bad-demonstrations",

@@ -272,6 +272,36 @@ def test_it_is_gymnasium_step_for_step() -> None:
     envs.close()
 
 
+def remarks_after(steps: int, rows: int = 2, **kwargs: Any) -> str:
+    envs = vector(rows, **kwargs)
+    envs.reset(row_seeds(0, 0, rows))
+    for _ in range(steps):
+        envs.step(np.zeros(rows, np.int64))
+    return "\n".join(envs.remarks)
+
+
+@pytest.mark.parametrize("more", [{}, {"truncate_at": 5}])
+def test_a_time_limit_that_terminates_episodes_is_said(more: dict[str, int]) -> None:
+    assert remarks_after(45, terminate_at=5, **more) == ""
+    said = remarks_after(100, terminate_at=5, **more)
+    assert "after the same number of steps: 5 steps;" in said
+    assert said.count("truncated=True") == 1
+
+
+@pytest.mark.parametrize(
+    "ends",
+    [
+        # By the environment or by a limit of the config; each episode is one step; one episode is longer
+        {"truncate_at": 5},
+        {"terminate_at": 9, "limit": 5},
+        {"terminate_at": 1},
+        {"terminate_at": [5, 5, 6, 5]},
+    ],
+)
+def test_other_ends_of_episodes_are_not_said(ends: dict[str, Any]) -> None:
+    assert remarks_after(200, **ends) == ""
+
+
 class Pictures(Script):
     """Shows images of bytes up to `brightest`, in a Dict or alone."""
 

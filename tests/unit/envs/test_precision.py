@@ -40,7 +40,7 @@ class Far(gymnasium.Env[Any, Any]):
 
     def step(self, action: Any) -> Any:
         self._step += 1
-        return self._show(), 1.0, self._step == 10, False, {}
+        return self._show(), 1.0, False, self._step == 10, {}
 
     def _show(self) -> Any:
         more = self._each * self._step or self.np_random.integers(2)

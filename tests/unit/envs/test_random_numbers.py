@@ -38,7 +38,7 @@ class Drawing(gymnasium.Env[Any, Any]):
 
     def step(self, action: Any) -> Any:
         self._steps += 1
-        return np.array([self.draw()]), 1.0, self._steps == 3, False, {}
+        return np.array([self.draw()]), 1.0, False, self._steps == 3, {}
 
 
 class AlwaysSeeded(Drawing):

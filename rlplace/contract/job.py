@@ -67,6 +67,19 @@ if TYPE_CHECKING:
 _STAGE_COLUMNS = 6  # stages that the console has a column for
 
 
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class ResumeKeys:
+    """Patterns of config keys by what their change means for a resumed run. Changes of all other keys are only told.
+
+    `experiment`: it is another experiment, which is refused unless `resume_allow` names the key. `shapes`: the saved
+    state cannot be loaded. `task`: `resume=auto` skips runs with other values.
+    """
+
+    experiment: tuple[str, ...] = ()
+    shapes: tuple[str, ...] = ()
+    task: tuple[str, ...] = ()
+
+
 class Job:
     """A job: which components run, in which stages, and what the job saves and shows.
 
@@ -389,6 +402,10 @@ class Job:
         the checkpoint.
         """
         return arguments
+
+    def resume_keys(self) -> ResumeKeys:
+        """Return the config keys whose change makes a resumed run another experiment. By default there are none."""
+        return ResumeKeys()
 
     def resume_notes(
         self,

@@ -287,6 +287,8 @@ class GymnasiumVector:
         Return row -> first observation, for the rows that began a new episode.
         """
         begun: dict[int, NDArray[Any]] = {}
+        # The random numbers of a checkpoint do not follow from the seeds of this process
+        self._random = None
         for row, (env, state) in enumerate(zip(self._envs, states, strict=True)):
             self._returns[row] = 0.0
             self._begins[row] = self._clock

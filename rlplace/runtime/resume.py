@@ -123,8 +123,7 @@ _EXPERIMENT = (
 )
 # keys of the task; resume=auto skips runs of other tasks
 _TASK = ("env.kind", "env.id", "env.task")
-# Keys of a custom job that are safe. Only its workers know what its other keys mean: their changes are told, but not
-# refused.
+# Keys of a job of `contract.Job` that are safe. Its `resume_keys` are refused; the changes of all others are told.
 _SAFE_OF_CUSTOM = (
     "cluster.*",
     "checkpoint.*",
@@ -268,13 +267,14 @@ def _rules(config: Any) -> _Rules:
             task=_TASK,
         )
     own = [f"{name}.{key}" for name in config.components for key in _SAFE_OF_COMPONENT]
+    keys = job_of(config).resume_keys()
     return _Rules(
         safe=(*_SAFE_OF_CUSTOM, *own),
         safe_if_set=(),
-        shapes=(),
+        shapes=keys.shapes,
         shapes_if_unset=(),
-        experiment=(),
-        task=(),
+        experiment=keys.experiment,
+        task=keys.task,
     )
 
 
@@ -358,9 +358,11 @@ def _other_experiment(
     allowed = job.config.resume_allow
     rules = _rules(job.config)
     # Of a custom job, only its workers know what its files mean
+    custom = isinstance(job.config, OpenConfig)
     edited = []
     for key, change in (changed or {}).items():
-        told = isinstance(job.config, OpenConfig) or not inputs.affects_learning(key)
+        unknown = custom and not _is(key, rules.experiment)
+        told = unknown or not inputs.affects_learning(key)
         told = told or not change.certain
         if not told and not _is_within(key, allowed):
             edited.append(key)

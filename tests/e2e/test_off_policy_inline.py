@@ -129,6 +129,42 @@ def test_a_resumed_run_has_the_same_numbers(job: Job, tmp_path: Path) -> None:
         assert np.array_equal(array, weights(resumed)[name]), name
 
 
+def test_steps_of_another_environment_or_algorithm_are_not_resumed(
+    sac: Finished, tmp_path: Path
+) -> None:
+    """The replay memory would mix the rewards of both."""
+    words = (
+        *SAC[1],
+        f"resume={sac.folder}",
+        "runner.total_iterations=5",
+        "dry_run=true",
+    )
+    changed = {
+        "env.kwargs={g: 3.0}": "env.kwargs.g",
+        "algorithm.gamma=0.5": "algorithm.gamma",
+        "replay.capacity=240": "replay.capacity",
+        "actor.hidden=[8]": "actor.hidden",
+    }
+    refused = train("sac", tmp_path, *words, *changed)
+    assert refused.code == 2, refused.out
+    assert refused.err.count("other-experiment") == len(changed)
+    for key in changed.values():
+        assert key in refused.err
+    # What can be loaded may be allowed
+    fixed = train(
+        "sac",
+        tmp_path,
+        *words,
+        "env.kwargs={g: 3.0}",
+        "algorithm.gamma=0.5",
+        "resume_allow=[env.kwargs.g,algorithm.gamma]",
+    )
+    assert fixed.code == 0, fixed.err
+    # A learning rate may change
+    other = train("sac", tmp_path, *words, "actor.lr=1e-4")
+    assert other.code == 0, other.err
+
+
 def test_segments_without_new_steps_are_not_written_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -22,7 +22,7 @@ from rlplace.config.blocks.off_policy import OffPolicyBlocks, OffPolicyConfig
 from rlplace.config.open_job import JOB
 from rlplace.config.paths import with_homes
 from rlplace.config.read import read_block
-from rlplace.contract.job import Job
+from rlplace.contract.job import Job, ResumeKeys
 from rlplace.contract.planning import memory_of
 from rlplace.contract.requests import Evaluation, EvaluationRequest
 from rlplace.contract.stages import (
@@ -289,6 +289,30 @@ class OffPolicyJob(Job):
 
     def stateful(self, config: OffPolicyConfig, plan: Plan) -> tuple[str, ...]:
         return tuple(plan.placement.components)
+
+    def resume_keys(self) -> ResumeKeys:
+        # The replay memory keeps steps of the environment and of the settings as they were
+        return ResumeKeys(
+            experiment=(
+                "env",
+                "env.*",
+                "algorithm.*",
+                "replay.*",
+                "actor.activation",
+                "runner.seed",
+            ),
+            shapes=(
+                "env.id",
+                "env.total_num_envs",
+                "algorithm.name",
+                "replay.capacity",
+                "replay.sampling",
+                "actor.hidden",
+                "actor.critics",
+                "actor.layer_norm",
+            ),
+            task=("env.kind", "env.id"),
+        )
 
     def loaded_text(self, numbers: Mapping[str, float], kept: Any) -> str:
         cut = int(numbers.get("env/episodes_cut", 0))

@@ -127,7 +127,7 @@ class Alike:
         """Return one `_Part` for each stage of a schedule."""
         if id(schedule) not in self._parts:
             bases = {base_stage(stage): stage for stage in schedule.stages}
-            base = self._space.model.scored_in(bases)
+            base = self._space.model.scored_in(self._space.config, bases)
             scored = None if base is None else bases[base]
             actives = schedule.active
             parts = list[_Part]()

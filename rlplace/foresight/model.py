@@ -214,8 +214,8 @@ class PerformanceModel(abc.ABC):
         """
         return {}
 
-    def scored_in(self, stages: Collection[str]) -> str | None:
-        """Return the stage in which advantages are computed, at its end; None if no stage computes them.
+    def scored_in(self, config: Any, stages: Collection[str]) -> str | None:
+        """Return the stage at whose end `compute_advantages` is called; None if no stage calls it.
 
         `stages`: names of all stages.
         """

@@ -193,3 +193,20 @@ def test_what_a_search_shows_is_predicted_whole(
         assert "time/learn_s" in found.prediction.numbers
         assert found.value == pytest.approx(found.seconds, rel=1e-9)
         assert completed(found) is found
+
+
+def test_generation_is_simulated_once_for_all_sizes_of_an_actor_elsewhere() -> None:
+    job = prepared(*JOBS["collocated"])
+    space = Space(job.config, job.plan)
+    search = Search(space, measured(job, 0))
+    generation = []
+    for layout in layouts(space):
+        plan = make_plan(space.config_of(layout), space.plan.topology)
+        stages = dict(
+            zip(plan.schedule.stages, search.keys(layout, plan.schedule), strict=True)
+        )
+        generation.append(stages["rollout"])
+    # Four rollout ranks beside an actor with four ranks or two, which stays where it is
+    assert generation[1] == generation[5]
+    # An actor that leaves before generation takes part in the stage
+    assert generation[0] != generation[2]

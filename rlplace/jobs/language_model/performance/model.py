@@ -37,6 +37,7 @@ from rlplace.placement.memory.ledger import MemoryCase
 from rlplace.placement.plan import Plan
 from rlplace.report.calls import RankCall
 from rlplace.units import counted
+from rlplace.workers.arguments import SCORERS
 
 STALENESS = "algorithm.max_staleness"
 _AHEAD = (0, 1, 2)
@@ -118,8 +119,15 @@ class LanguageModelPerformance(PerformanceModel):
         bound = Generation(space, profile)
         return bound if bound.holds else None
 
-    def scored_in(self, stages: Collection[str]) -> str | None:
-        return "infer" if "infer" in stages else "rollout"
+    def scored_in(
+        self, config: LanguageModelJobConfig, stages: Collection[str]
+    ) -> str | None:
+        if "infer" in stages:
+            return "infer"
+        if any(role_of(component) in SCORERS for component in config.placed):
+            return "rollout"
+        # Without scores, the actor computes advantages in the stage learn.
+        return None
 
     def ordered(
         self,

@@ -977,3 +977,21 @@ def test_an_unplaced_block_of_a_shipped_config_is_told() -> None:
     # A head on the actor is a critic
     critic = ("~cluster.component_placement.critic", "critic.on_actor=true")
     assert unplaced("rlhf_tiny", *critic, "critic.warmup_iterations=0") == []
+
+
+@pytest.mark.parametrize(
+    ("words", "codes"),
+    [
+        (["actor.lora_alpha=32"], ["unused-lora-alpha"]),
+        (["actor.lora_alpha=32", "actor.lora_rank=8"], []),
+        # The alpha of every config
+        ([], []),
+    ],
+)
+def test_a_lora_alpha_without_factors_is_told(
+    words: list[str], codes: list[str]
+) -> None:
+    (composed,) = with_hydra(["--config-name", "disaggregated_grpo_llm", *words])
+    job = prepare_composed(composed)
+    about_lora = [each.code for each in job.plan.warnings if "lora" in each.key]
+    assert about_lora == codes

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from rlplace.checks import names, partners, processes, waste
 from rlplace.checks.rule import Rule
-from rlplace.jobs.language_model.rules import batches, overlap, roles
+from rlplace.jobs.language_model.rules import batches, overlap, roles, trained
 from rlplace.jobs.language_model.rules.case import PlacedTextJob
 
 # Of jobs that run and of those that are planned only
@@ -24,4 +24,8 @@ RUN: tuple[Rule[PlacedTextJob], ...] = (
     *overlap.RULES,
 )
 
-WARNINGS: tuple[Rule[PlacedTextJob], ...] = (*waste.WARNINGS, *partners.WARNINGS)
+WARNINGS: tuple[Rule[PlacedTextJob], ...] = (
+    *waste.WARNINGS,
+    *partners.WARNINGS,
+    *trained.WARNINGS,
+)

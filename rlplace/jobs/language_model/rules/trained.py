@@ -9,6 +9,7 @@ from rlplace.checks.rule import Found, Rule, broken
 from rlplace.config.blocks.language_model import LanguageModelJobConfig
 from rlplace.config.blocks.training import TrainedConfig
 from rlplace.errors import Problem
+from rlplace.jobs.language_model.rules.case import PlacedTextJob
 from rlplace.models.folders import existing_folder
 from rlplace.models.heads import value_head_problem
 
@@ -113,6 +114,20 @@ def _no_factors(config: LanguageModelJobConfig) -> Iterator[Found]:
         yield Found(key="actor.sync.mode", got="mode: lora")
 
 
+def _unused_alpha(case: PlacedTextJob) -> Iterator[Found]:
+    """Yield a finding for each trained component with a LoRA alpha of its own, but without LoRA factors."""
+    blocks = {"actor": case.config.actor, "critic": case.config.critic}
+    for component, block in blocks.items():
+        usual = type(block)().lora_alpha
+        placed = component in case.config.placed
+        if placed and block.lora_rank is None and block.lora_alpha != usual:
+            yield Found(
+                key=f"{component}.lora_alpha",
+                got=f"lora_alpha: {block.lora_alpha:g}",
+                facts={"component": component},
+            )
+
+
 RULES: tuple[Rule[TrainedModel], ...] = (
     Rule(code="rounded-away", facts=_rounded_away),
     Rule(code="nothing-to-offload", facts=_nothing_to_offload),
@@ -124,4 +139,7 @@ CRITIC: tuple[Rule[LanguageModelJobConfig], ...] = (
 )
 SYNC: tuple[Rule[LanguageModelJobConfig], ...] = (
     Rule(code="no-factors", facts=_no_factors),
+)
+WARNINGS: tuple[Rule[PlacedTextJob], ...] = (
+    Rule(code="unused-lora-alpha", facts=_unused_alpha),
 )

@@ -444,12 +444,15 @@ def _check_nodes(
     for node in nodes:
         counts.add(sum(run.count for run in node.mixed) or node.accelerators)
     if each is not None and counts != {each}:
+        error = "accelerators"
+        if by == PATH and len(nodes) == 1 and not nodes[0].mixed:
+            error = "accelerators-of-one-entry"
         problems.append(
             problem(
                 "node-count",
                 "cluster.accelerators_per_node",
                 f"accelerators_per_node: {each}",
-                error="accelerators",
+                error=error,
                 count=each,
                 by=by,
                 declared=", ".join(map(str, sorted(counts))),

@@ -21,7 +21,7 @@ def knob(doc: str, default: Any = dataclasses.MISSING, **rules: Any) -> Any:
     texts like `16GiB`; `unit="share or bytes"` also allows texts like `5 %`; with `unit="share"`, the error about a
     number above 1 proposes to divide it by 100. `only`: the only kind of job that has this key. `simulator`: the
     default in a job on simulators, if it differs. `by_job`: kind of job -> type, if the type differs. `zero`: (why,
-    fix) for the error about the value 0.
+    fix) for the error about the value 0. `module`: the module that fixes propose for a class without one.
     """
     metadata = {"doc": doc, **rules}
     if isinstance(default, type):

@@ -199,6 +199,8 @@ ENV_STEPS = (
 _SWITCHED_SINKS = ("wandb", "tensorboard", "mlflow", "swanlab")
 _USUAL_SINKS = ("console", "jsonl", "tensorboard")
 _LISTS_OF_SINKS = ("logger", "loggers", "report_to", "log_with", "trackers", "logging")
+# Names of the key that says how advantages are estimated
+_ESTIMATORS = ("adv_type", "adv_estimator", "advantage_estimator")
 # Algorithms that rlplace does not have, with names close to some that it has
 _ABSENT = ("dpo", "kto", "orpo", "ipo", "sft", "gppo", "ppg")
 # Arguments of vLLM's engine for which rlplace has no key
@@ -259,6 +261,7 @@ NEEDLESS = {
     "logging_steps": "metrics of every iteration are written",
     "load_in_4bit": "weights of 4 and 8 bits are not trained",
     "load_in_8bit": "weights of 4 and 8 bits are not trained",
+    "training_backend": "the actor is trained by FSDP; its zero_stage says what ranks share",
 }
 _MODEL = {
     "path": "pretrained pretrained_model_name_or_path name model_name model_name_or_path name_or_path model_path "
@@ -415,6 +418,9 @@ def in_our_words(name: str, value: object) -> tuple[str, object] | None:
 
     `name`: last part of the key, such as `report_to`. `value`: its value, such as `wandb`.
     """
+    # An option of a command line has a text: --anneal-lr False
+    if str(value).lower() in ("true", "false"):
+        value = str(value).lower() == "true"
     if name in _SWITCHED_SINKS and value is True:
         return "runner.sinks", [*_USUAL_SINKS, name]
     if name in _LISTS_OF_SINKS:
@@ -432,6 +438,9 @@ def in_our_words(name: str, value: object) -> tuple[str, object] | None:
         return "resume", "auto"
     if name == "resume_mode" and value == "disable":
         return "resume", None
+    if name in _ESTIMATORS and value == "gae":
+        # The only algorithm with GAE
+        return "algorithm.name", "ppo"
     if name in _OF_VLLM:
         return "rollout.engine_args", {name: value}
     if name in (

@@ -35,6 +35,9 @@ def meant_by(
     if value.startswith("="):
         plain = value.lstrip("=")
         return Meant("pair", {"name": key, "value": plain}) if plain else None
+    several = _several_places(key, value)
+    if several is not None and all(map(parses, several)):
+        return Meant("several-overrides", {"value": " ".join(several)})
     # A comma behind it, as in Python: gamma=0.98,
     if value.endswith(",") and parses(word[:-1]):
         return Meant("comma-behind", {"plain": word[:-1]})
@@ -69,6 +72,24 @@ def meant_by(
     if value.startswith("{") and parses(colons):
         return Meant("colons-in-braces", {"colons": colons})
     return None
+
+
+def _several_places(key: str, value: str) -> list[str] | None:
+    """Return the overrides for several components that are meant by one word; None for another word.
+
+    Such words are `component_placement.actor=0-7,env=0-3`, and `component_placement.env,rollout=0-3`.
+    """
+    block, dot, name = key.rpartition(".")
+    if not dot or re.search(r"[\[\]{}'\"]", value):
+        return None
+    # Several keys with the same value
+    if re.fullmatch(r"\w+(,\w+)+", name):
+        return [f"{block}.{one}={value}" for one in name.split(",")]
+    # Further keys of the same block behind commas
+    words = re.split(r",(?=\w+=)", f"{name}={value}")
+    if len(words) < 2:
+        return None
+    return [f"{block}.{word}" for word in words]
 
 
 def _of_several_words(word: str, words: Sequence[str]) -> Meant | None:

@@ -42,11 +42,25 @@ def block_of_name(block: type, value: object) -> str:
     if first == "name" and script:
         value = f"{script[1].replace('/', '.')}:{script[2]}"
     if first == "name" and isinstance(value, str):
+        value = with_module(block, value)
         if re.fullmatch(OWN_NAME, value):
             return f'{{name: "{value}"}}'
         if re.fullmatch(r"[A-Za-z_]\w*", value):
             return f"{{name: {value}}}"
     return f"{{{first}: ...}}"
+
+
+def with_module(block: type, name: str) -> str:
+    """Return the name of a class with its module, such as `gymnasium.wrappers:ClipAction` for `ClipAction`.
+
+    Only names in capitals get a module, and only in blocks whose classes usually come from one. `block`: dataclass of
+    the block with the key `name`.
+    """
+    field = dataclasses.fields(block)[0]
+    module = field.metadata.get("module")
+    if module is None or not re.fullmatch(r"[A-Z]\w*", name):
+        return name
+    return f"{module}:{name}"
 
 
 def _is_choice(hint: object) -> bool:

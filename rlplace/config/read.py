@@ -47,6 +47,8 @@ from rlplace.config.other_names import (
     BELOW,
     ENV_STEPS,
     LIBRARIES,
+    PARALLEL,
+    another_measure,
     as_settings,
     off_policy,
 )
@@ -442,6 +444,8 @@ def _report(
             reject_unknown(unknown, found)
         case "model_type":
             _report_no_block(wrong, found)
+        case "several_values":
+            _report_several_values(wrong, found)
         case _ if wrong.key == "cluster.nodes" and type(value) is int:
             found.reject(
                 "wrong-type", wrong.key, value, error="list-of-nodes", number=value
@@ -528,6 +532,21 @@ def _report_no_block(wrong: _Wrong, found: Found) -> None:
         texts[int(path[-1])] = block_of_name(below, value)
         line = f"{path[-2]}: [{', '.join(texts)}]"
     found.reject("wrong-type", wrong.key, value, error="block-by-name", line=line)
+
+
+def _report_several_values(wrong: _Wrong, found: Found) -> None:
+    """Report to `found` a list of numbers for a key that takes one: probably, one run for each is meant."""
+    value = wrong.details["input"]
+    is_typed = str(found.sources.get(wrong.key, "")).startswith(COMMAND_LINE)
+    found.reject(
+        "wrong-type",
+        wrong.key,
+        value,
+        error="sweep-in-brackets" if is_typed else "list-for-number",
+        path=wrong.key,
+        leaf=wrong.leaf,
+        values=",".join(map(show, value)),
+    )
 
 
 def _report_value(wrong: _Wrong, found: Found) -> None:
@@ -662,15 +681,26 @@ def _of_library(library: str, written: Mapping[str, object], found: Found) -> No
         for key in theirs:
             for path, value in _leaves(key, written[key]):
                 name = path.removeprefix("actor_rollout_ref.")
-                meant = word_meant(name, show(value))
+                leaf = path.rpartition(".")[2]
+                meant = word_meant(name, show(value)) or _with_parallel_size(
+                    name, value, written
+                )
+                place, reason = another_measure().get(leaf, ("", ""))
+                error = "no-word-of-library"
+                if meant:
+                    error = "word-of-library"
+                elif place:
+                    error = "similar-word-of-library"
                 found.reject(
                     "unknown-key",
                     path,
                     value,
-                    error="word-of-library" if meant else "no-word-of-library",
+                    error=error,
                     library=library,
                     line=meant,
                     name=path,
+                    place=place,
+                    reason=reason,
                 )
         return
     found.reject(
@@ -680,6 +710,22 @@ def _of_library(library: str, written: Mapping[str, object], found: Found) -> No
         library=library,
         blocks=", ".join(theirs),
     )
+
+
+def _with_parallel_size(
+    name: str, value: object, written: Mapping[str, object]
+) -> str | None:
+    """Return the override that places a component with a parallel size of another library; None for another key.
+
+    `name`: the key, such as `rollout.tensor_model_parallel_size`. `written`: the whole config.
+    """
+    component, _, leaf = name.rpartition(".")
+    place = value_at(written, f"{PLACEMENT}.{component}")
+    if leaf not in PARALLEL or place is None:
+        return None
+    before = place if isinstance(place, Mapping) else {"placement": place}
+    sized = {**before, PARALLEL[leaf]: value}
+    return shlex.quote(f"{PLACEMENT}.{component}={show(sized)}")
 
 
 def _report_variables(written: Mapping[str, object], found: Found) -> None:

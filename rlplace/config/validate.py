@@ -27,7 +27,7 @@ from rlplace.config.number_text import (
 )
 from rlplace.config.of_job import config_of, named_configs
 from rlplace.config.other_names import meant_word
-from rlplace.config.own import OWN, OWN_NAME, OwnName, block_of_name
+from rlplace.config.own import OWN, OWN_NAME, OwnName, block_of_name, with_module
 from rlplace.config.read import MOST_WHOLE
 from rlplace.config.which_job import MARKED, MODEL_KEYS, USUAL, marks
 from rlplace.config.yaml_text import merged_blocks, quote, show
@@ -281,6 +281,9 @@ def _listed(item: Any, value: object) -> object:
     `item`: type of the list items.
     """
     if isinstance(value, (list, tuple)):
+        named_blocks = _blocks_of_names(item, value)
+        if named_blocks is not None:
+            raise _error("wrong-type", "names-as-keys", show(named_blocks))
         return value
     options: Sequence[Any] = (item,)
     if _is_union(item):
@@ -367,7 +370,7 @@ def _items_of(item: Any, value: Mapping[Any, object]) -> list[object] | None:
     if not value or {*value} & {*fields}:
         return None
     return [
-        {"name": name}
+        {"name": with_module(cast(type, item), str(name))}
         | (
             {k: v for k, v in below.items() if k in fields} or {"kwargs": below}
             if isinstance(below, Mapping)
@@ -380,6 +383,30 @@ def _items_of(item: Any, value: Mapping[Any, object]) -> list[object] | None:
         )
         for name, below in value.items()
     ]
+
+
+def _blocks_of_names(item: Any, values: Sequence[object]) -> list[object] | None:
+    """Return the list that is meant if names of items stand as keys: [{math_answer: 1.0}]; None if there are none.
+
+    `item`: type of the list items. `values`: the list.
+    """
+    fields = []
+    if isinstance(item, type) and dataclasses.is_dataclass(item):
+        fields = [field.name for field in dataclasses.fields(item)]
+    if fields[:1] != ["name"]:
+        return None
+    found: list[object] = []
+    for value in values:
+        # A single key that is no misspelt field, with a weight or with settings
+        settings = [*value.values()] if isinstance(value, Mapping) else []
+        named = len(settings) == 1 and isinstance(settings[0], int | float | Mapping)
+        if isinstance(value, Mapping) and named:
+            (name,) = value
+            if did_you_mean(str(name), fields) is None:
+                found += _items_of(item, value) or [value]
+                continue
+        found.append(value)
+    return None if found == [*values] else found
 
 
 def _whole(value: object) -> object:
@@ -667,6 +694,9 @@ def _no_number_at_all(
             fits = thousands.number
             if thousands.other is not None:
                 fits += f"        (or: {rules['name']}: {thousands.other})"
+    several = isinstance(value, list) and len(value) > 1
+    if several and all(type(one) in (int, of) for one in cast(list[Any], value)):
+        return PydanticCustomError("several_values", "several numbers in place of one")
     # The error says what the key means, unless the value shows what was meant
     told = rules.get("doc")
     if fits:

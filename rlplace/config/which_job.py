@@ -116,7 +116,7 @@ def _written_tags(mapping: dict[str, Any], found: Found) -> dict[str, JobName]:
                 "unknown-choice",
                 tag,
                 value,
-                error="choice" if near is None else "misspelt-tag",
+                error="tag" if near is None else "misspelt-tag",
                 choices=choices,
                 near=near,
                 leaf=tag.rpartition(".")[2],

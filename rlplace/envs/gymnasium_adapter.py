@@ -81,6 +81,7 @@ class GymnasiumAdapter:
                 key=key,
                 code="unknown-wrapper",
                 noun=noun,
+                usual="gymnasium.wrappers",
             )
         return problems
 

@@ -75,13 +75,14 @@ def named(
     code: str,
     noun: str,
     absent: str = "",
+    usual: str = "",
 ) -> Any:
     """Return the object that a config names: a shipped object, or the user's object `package.module:Name`.
 
     `name`: the text in the config. `shipped`: short name -> `package.module:Name`. For errors: `key`: config key;
     `code`: code of the error; `noun`: word for such an object, such as "wrapper"; `absent`: code of the error if the
-    module does not exist; "": `code`. Raises ConfigError if the object cannot be found. If a shipped module lacks a
-    library, raises the ModuleNotFoundError unchanged.
+    module does not exist; "": `code`; `usual`: module that is searched for a short name. Raises ConfigError if the
+    object cannot be found. If a shipped module lacks a library, raises the ModuleNotFoundError unchanged.
     """
     # A short name stands for a module and a name in it
     module_name, colon, attribute = shipped.get(name, name).partition(":")
@@ -92,6 +93,8 @@ def named(
         above, point, last = name.rpartition(".")
         if near is None and point and f"{above}{last}".replace(".", "").isidentifier():
             near = f"{above}:{last}"
+        if near is None and usual:
+            near = _in_module(name, usual)
         if near is None and shipped:
             error = "no-such-name"
         raise config_error(
@@ -151,6 +154,15 @@ def named(
             near=near,
         )
     return getattr(module, attribute)
+
+
+def _in_module(name: str, module: str) -> str | None:
+    """Return `module:Name` for a short name that is in a module, or nearly so; None if it is not."""
+    classes = [
+        word for word in dir(importlib.import_module(module)) if word[:1].isupper()
+    ]
+    near = did_you_mean(name, classes)
+    return None if near is None else f"{module}:{near}"
 
 
 def unknown_arguments(
@@ -222,16 +234,17 @@ def check_named(
     key: str,
     code: str,
     noun: str,
+    usual: str = "",
     methods: Sequence[str] = (),
 ) -> list[Problem]:
     """Return the problems of the user's object `name`, a text `package.module:Name`.
 
     The object must be importable and callable, and must accept `kwargs`. A class must have at least one of `methods`.
     `given`: words for the arguments that are passed before `kwargs`. For the problems: `key`: config key; `code`: code;
-    `noun`: word for such an object, such as "wrapper".
+    `noun`: word for such an object, such as "wrapper"; `usual`: module that is searched for a short name.
     """
     try:
-        found = named(name, {}, key=key, code=code, noun=noun)
+        found = named(name, {}, key=key, code=code, noun=noun, usual=usual)
     except ConfigError as error:
         return list(error.problems)
     if not callable(found):

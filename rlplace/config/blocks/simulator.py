@@ -26,7 +26,8 @@ class WrapperConfig:
     """
 
     name: str = knob(
-        "package.module:Class, such as gymnasium.wrappers:GrayscaleObservation"
+        "package.module:Class, such as gymnasium.wrappers:GrayscaleObservation",
+        module="gymnasium.wrappers",
     )
     kwargs: Mapping[str, object] = knob(
         "passed to the wrapper behind the simulator; lists as tuples", dict

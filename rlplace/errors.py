@@ -15,7 +15,16 @@ from pathlib import Path
 _NEAR = 0.75
 # Smallest similarity of two whole names that have different numbers of parts.
 _JOINED = 0.9
-_ROLES = ("actor", "agent", "critic", "env", "reference", "reward", "rollout")
+_ROLES = (
+    "actor",
+    "agent",
+    "critic",
+    "env",
+    "reference",
+    "reward",
+    "rollout",
+    "teacher",
+)
 # Beginning of the source of a value that was given on the command line; the word follows
 COMMAND_LINE = "command line: "
 # A line of a fix: lead word, key, value, remark behind eight blanks

@@ -276,6 +276,30 @@ def _over_tokens(values: Tensor, lengths: Tensor) -> Tensor:
     return centred / (deviation + LEAST_DEVIATION)
 
 
+def distill(outcomes: Outcomes) -> Tensor:
+    """Return zeros, [S]: nothing is learned from the rewards of the S samples, only from a teacher."""
+    return torch.zeros_like(outcomes.rewards)
+
+
+def distillation(
+    log_ratio: Tensor, lengths: Tensor, coef: float, discount: float
+) -> Tensor:
+    """Return what a teacher adds to the advantages of N response tokens, [N].
+
+    For a token t of a sample: coef * sum over k >= 0 of discount^k * log_ratio[t + k], up to the end of the sample.
+    With discount 0, this is the token's own log-ratio (Thinking Machines 2025, "On-Policy Distillation"). With discount
+    1, the policy gradient is that of the reverse KL of whole answers, KL(p || q) = E_p[sum of log p - log q].
+
+    `log_ratio`: [N], log q - log p of each token, for the teacher q and the policy p that drew it. `lengths`: [S],
+    number of response tokens of each sample. `coef`: weight of the teacher. `discount`: from 0 to 1.
+    """
+    no_values = torch.zeros_like(log_ratio)
+    signals, _ = token_gae(
+        coef * log_ratio, no_values, lengths, gamma=discount, gae_lambda=1.0
+    )
+    return signals
+
+
 ESTIMATORS: Mapping[str, Callable[[Outcomes], Tensor]] = {
     "grpo": grpo,
     "dapo": grpo,  # it differs in clipping, averaging and which groups are kept
@@ -283,4 +307,5 @@ ESTIMATORS: Mapping[str, Callable[[Outcomes], Tensor]] = {
     "rloo": rloo,
     "reinforce_pp": reinforce_pp,
     "reinforce_pp_baseline": reinforce_pp_baseline,
+    "distill": distill,
 }

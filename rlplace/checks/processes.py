@@ -14,8 +14,8 @@ def _joined(case: PlacedJob) -> list[str]:
     found = []
     for component in case.placement.components:
         role = role_of(component)
-        trained = role in ("actor", "critic", "reference")
-        if trained or (
+        of_models = role in ("actor", "critic", "reference", "teacher")
+        if of_models or (
             role == "reward" and case.config.block_of(component).kind == "model"
         ):
             found.append(component)

@@ -21,7 +21,16 @@ from rlplace.imports.libraries import LIBRARIES
 from rlplace.placement.memory.solve import Knob
 
 SHELLS = ("bash", "zsh", "fish")
-COMPONENTS = ("actor", "agent", "critic", "env", "reference", "reward", "rollout")
+COMPONENTS = (
+    "actor",
+    "agent",
+    "critic",
+    "env",
+    "reference",
+    "reward",
+    "rollout",
+    "teacher",
+)
 _SCRIPTS = Path(__file__).parent
 
 

@@ -12,7 +12,16 @@ from rlplace.config.of_job import config_of
 
 PLACEMENT = "cluster.component_placement"
 # Components that a config may place
-COMPONENTS = ("actor", "rollout", "env", "critic", "reference", "reward", "agent")
+COMPONENTS = (
+    "actor",
+    "rollout",
+    "env",
+    "critic",
+    "reference",
+    "teacher",
+    "reward",
+    "agent",
+)
 # Text that says where a component is: numbers, ranges, shares and words, with commas between them
 _SHARE = r"(?:all|part *[0-9]+ */ *[0-9]+)(?: *of *[0-9]+)?"
 _PLACE = rf" *(?:{_SHARE}|rest|cpu|[0-9]+(?: *- *[0-9]+)?) *"

@@ -109,12 +109,9 @@ class Needs:
 
 # Roles; a name such as reward.math is one more component of the role before its dot.
 REQUIRED = ("actor", "rollout")
-OPTIONAL = ("critic", "reference", "reward", "env", "agent")
+OPTIONAL = ("critic", "reference", "teacher", "reward", "env", "agent")
 # Roles whose models are frozen: their scores do not depend on learning, so such a component may start early.
-_FROZEN = (
-    "reference",
-    "reward",
-)
+FROZEN = ("reference", "teacher", "reward")
 # Stages in the order in which they run. In each, components are in the order of their turns.
 _TEXT = {
     "sync": {
@@ -129,6 +126,7 @@ _TEXT = {
     },
     "infer": {
         "reference": Residency.FULL,
+        "teacher": Residency.FULL,
         "reward": Residency.FULL,
         "actor": Residency.WEIGHTS,  # log-probabilities under the weights that are about to learn
         # Weights would suffice here, but learn needs the rest in the same place. It is last here and first in learn, so
@@ -173,7 +171,7 @@ def text_needs(
         }
         for stage, row in _TEXT.items()
     }
-    early = (*_FROZEN, "actor") if accumulates else _FROZEN
+    early = (*FROZEN, "actor") if accumulates else FROZEN
     if not residency["infer"]:
         del residency["infer"]
     return Needs(
@@ -424,7 +422,7 @@ def split_stages(
             later = [rows[name] for name in needs.divisible if component in rows[name]]
             rows[stage][component] = max(row[component] for row in later)
             # A frozen component has nothing left to do in its later stages. A learning component still ends there.
-            for row in later if role_of(component) in _FROZEN else ():
+            for row in later if role_of(component) in FROZEN else ():
                 del row[component]
     # Turns: put each component into the first sub-stage where it collides with no other, else open a new one.
     residency: dict[str, Mapping[str, Residency]] = {}

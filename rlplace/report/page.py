@@ -53,7 +53,14 @@ _CURVES: Mapping[str, Sequence[str]] = {
         "/explained_variance",
         "/clip_fraction",
     ),
-    "KL": ("/approx_kl", "/kl_reference", "/mismatch", "/mismatch_max", "/mismatch_kl"),
+    "KL": (
+        "/approx_kl",
+        "/kl_reference",
+        "/kl_teacher",
+        "/mismatch",
+        "/mismatch_max",
+        "/mismatch_kl",
+    ),
     _SPEED: ("/steps_per_s", "/tokens_per_s", "time/iteration_s"),
 }
 # Looks of the states that are not as good as finished.

@@ -103,6 +103,7 @@ _DROPPED = (
     "actor/mismatch",
     "actor/clip_fraction",
     "actor/kl_reference",
+    "actor/kl_teacher_token",
     "actor/truncated_share",
     "actor/approx_kl",
     "actor/length_learned",
@@ -148,6 +149,8 @@ _TEXT = (
 _TEXT_SPEED = Column("tokens/s", "rollout/tokens_per_s", ",.0f", 9)
 # KL of a sample, from the reference.
 _KL_REFERENCE = Column("kl ref", "actor/kl_reference", ",.2f", 8)
+# Reverse KL of a token, from the actor to the teacher.
+_KL_TEACHER = Column("kl teacher", "actor/kl_teacher_token", ".3f", 11)
 _INFER = Column("infer s", "time/infer_s", ".2f", 8)
 _RETURN = Column("return", "env/mean_return", SCORE, 10)
 _EVALUATED = Column("evaluated", "eval/return", SCORE, 10)
@@ -156,6 +159,9 @@ EVALUATED_CONSOLE = Console("env steps", (_RETURN, _EVALUATED, *_SIMULATED, *_ST
 TEXT_CONSOLE = Console("answers", (*_TEXT, *_UPDATE, _TEXT_SPEED, *_STAGES))
 SCORED_CONSOLE = Console(
     "answers", (*_TEXT, _KL_REFERENCE, *_UPDATE, _TEXT_SPEED, _INFER, *_STAGES)
+)
+TAUGHT_CONSOLE = Console(
+    "answers", (*_TEXT, _KL_TEACHER, *_UPDATE, _TEXT_SPEED, _INFER, *_STAGES)
 )
 
 

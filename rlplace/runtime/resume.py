@@ -115,6 +115,8 @@ _EXPERIMENT = (
         "algorithm.*",
         "reward",
         "reward.*",
+        "teacher.coef",
+        "teacher.discount",
         "*.model",
         "*.model.*",
         "runner.seed",

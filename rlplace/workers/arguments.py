@@ -13,14 +13,11 @@ from rlplace.config.schema import Config
 from rlplace.envs.contract import Spaces
 from rlplace.placement.flow import Delivery, Routes, block_edges
 from rlplace.placement.language.spec import Parallel, role_of
+from rlplace.placement.schedule import FROZEN
 from rlplace.trained import Trained
 
 # Roles that read samples and score them
-SCORERS = (
-    "critic",
-    "reference",
-    "reward",
-)
+SCORERS = ("critic", *FROZEN)
 
 # Channels of simulator jobs. Keys: rollout rank; "<env rank>/<stage group>"; actor rank.
 OBSERVATIONS = "observations"
@@ -129,7 +126,7 @@ class TextArguments(WorkerArguments):
 
     @property
     def scorers(self) -> tuple[str, ...]:
-        """Names of the components that score samples: those of critic, reference and rewards that the job has."""
+        """Names of the components that score samples: critic, reference, teacher and rewards of the job."""
         return tuple(c for c in self.ranks if role_of(c) in SCORERS)
 
     @property
@@ -193,9 +190,8 @@ def asked_of(
     """
     algorithm = config.algorithm
     asked: set[Literal["old", "reference", "values"]] = set()
-    if algorithm.name == "ppo" or (
-        algorithm.kl_coef > 0 and algorithm.kl_in == "reward"
-    ):
+    penalised = algorithm.kl_coef > 0 and algorithm.kl_in == "reward"
+    if algorithm.name == "ppo" or penalised or config.teacher_needs_old:
         asked.add("old")
     if config.reference.share_actor:
         asked.add("reference")

@@ -234,7 +234,7 @@ class CriticConfig(TrainedConfig):
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class FrozenConfig:
-    """A model that is not trained: a reference or a reward."""
+    """A model that is not trained: a reference, a teacher or a reward."""
 
     model: ModelKeys | None = knob(_MODEL, None)
     micro_batch: int = knob(
@@ -266,6 +266,23 @@ class ReferenceConfig(FrozenConfig):
     )
     refresh_every: int = knob(
         "iterations after which it takes the actor's weights; 0: never", 0, minimum=0
+    )
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class TeacherConfig(FrozenConfig):
+    """The teacher of on-policy distillation: a frozen model that the actor is to become like."""
+
+    coef: float = knob(
+        "weight of log q - log p of a token in its advantage, for teacher q and actor p",
+        1.0,
+        above=0,
+    )
+    discount: float = knob(
+        "of log q - log p of later tokens in an advantage; 0: the token's own alone",
+        0.0,
+        minimum=0,
+        maximum=1,
     )
 
 
@@ -319,6 +336,7 @@ class LanguageModelJobConfig(Config):
     )
     critic: CriticConfig = block(CriticConfig)
     reference: ReferenceConfig = block(ReferenceConfig)
+    teacher: TeacherConfig = block(TeacherConfig)
     reward: RewardConfig | Mapping[str, RewardConfig] = knob(
         "one block for all, or for components reward.<name> one block under each name",
         RewardConfig,
@@ -371,7 +389,22 @@ class LanguageModelJobConfig(Config):
             or penalised
             or self.reference.share_actor
             or self.critic.on_actor
+            or self.teacher_needs_old
         )
+
+    @property
+    def has_teacher(self) -> bool:
+        """Whether the config places a teacher."""
+        return "teacher" in self.placed
+
+    @property
+    def teacher_needs_old(self) -> bool:
+        """Whether the actor computes the log-probabilities that are compared with those of the teacher.
+
+        Without penalties, those of the engine are used. With penalties, the engine reports the log-probabilities of
+        another distribution than the actor's.
+        """
+        return self.has_teacher and bool(self.rollout.penalties)
 
     @property
     def leaves_out(self) -> bool:

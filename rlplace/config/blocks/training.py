@@ -13,7 +13,14 @@ from rlplace.config.fields import ByJob, Dtype, block, knob, lm_knob, simulator_
 from rlplace.config.own import OwnName
 
 AlgorithmName = Literal[
-    "ppo", "grpo", "dr_grpo", "rloo", "reinforce_pp", "reinforce_pp_baseline", "dapo"
+    "ppo",
+    "grpo",
+    "dr_grpo",
+    "rloo",
+    "reinforce_pp",
+    "reinforce_pp_baseline",
+    "dapo",
+    "distill",
 ]
 # loss aggregation: see algo.losses.token_weights
 Mean = Literal["token", "sequence", "constant"]
@@ -208,7 +215,8 @@ class AlgorithmConfig:
     """How samples are made and used for learning. Keys that only one kind of job has are refused in the other kind."""
 
     name: AlgorithmName = knob(
-        "ppo: with a critic | the others, of language models: without", "ppo"
+        "ppo: with a critic | distill: from a teacher alone | the others, of language models: without a critic",
+        "ppo",
     )
     rollout_steps: int = simulator_knob(
         "T: steps each env takes per iteration", 64, minimum=1, maximum=MOST_STEPS

@@ -5,7 +5,7 @@
     env ── requests ──▶ any rollout rank with room        env ── samples: whole groups ──▶ actor rank 0
         ◀── completions, by env rank ── rollout           actor ── weights, by rollout rank ──▶ rollout
 
-    and for each critic, reference or reward, called scorer here:
+    and for each critic, reference, teacher or reward, called scorer here:
     env ── samples.scorer: the same groups ──▶ scorer     scorer ── scores.scorer ──▶ actor rank 0
     actor ── returns: of whole groups ──▶ critic          actor ── weights.reference ──▶ reference, if refreshed
 """
@@ -26,6 +26,7 @@ from rlplace.placement.flow import block_edges
 from rlplace.placement.language.hybrid import HybridComponentPlacement
 from rlplace.placement.language.spec import role_of
 from rlplace.units import counted
+from rlplace.workers.arguments import SCORERS
 
 
 def plan_channels(
@@ -131,7 +132,5 @@ def _scorer_channels(
 
 
 def scorers_of(components: Iterable[str]) -> tuple[str, ...]:
-    """Return the scorers among `components`: critic, reference and reward roles, which evaluate each sample."""
-    return tuple(
-        c for c in components if role_of(c) in ("critic", "reference", "reward")
-    )
+    """Return the scorers among `components`: critic, reference, teacher and rewards, which evaluate each sample."""
+    return tuple(c for c in components if role_of(c) in SCORERS)

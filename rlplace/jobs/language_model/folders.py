@@ -46,6 +46,7 @@ def with_folder(
         actor=_with_model(config.actor, "actor", sources),
         critic=_with_model(config.critic, "critic", sources),
         reference=_with_model(config.reference, "reference", sources),
+        teacher=_with_model(config.teacher, "teacher", sources),
         reward=rewards,
     )
 

@@ -5,7 +5,7 @@
     sync     actor pushes weights ─▶ rollout pulls them             (─▶ a reference that is refreshed)
     rollout  env puts prompts ⇄ rollout puts answers; env grades them, puts whole groups of samples
              ‖ scorers that keep up with generation; ‖ actor, where it accumulates gradients of whole groups
-    infer    reference, rewards, critic and actor score the samples, in turns where they share accelerators;
+    infer    reference, teacher, rewards, critic and actor score the samples, in turns where they share accelerators;
              behind the last turn the actor computes advantages from the scores
     learn    critic and actor update; policy version + 1 behind the last turn
 
@@ -16,11 +16,9 @@ from __future__ import annotations
 
 from rlplace.contract.stages import ITERATION, PULL, PUSH, VERSION, Call, Step, Work
 from rlplace.placement.language.spec import role_of
-from rlplace.placement.schedule import Needs
+from rlplace.placement.schedule import FROZEN, Needs
 
 _BOTH = (ITERATION, VERSION)
-# roles that may score while answers are still generated
-_EARLY = ("reference", "reward")
 
 
 def work(needs: Needs) -> Work:
@@ -71,7 +69,7 @@ def _rollout(needs: Needs) -> tuple[Step, ...]:
         _both("actor", "accumulate"),
     ]
     for component in needs.components:
-        if role_of(component) in _EARLY:
+        if role_of(component) in FROZEN:
             calls.append(_both(component, "infer"))
     return (Step(calls=tuple(calls)),)
 

@@ -41,8 +41,8 @@ from rlplace.placement.language.spec import role_of
 from rlplace.placement.machines.topology import Topology
 from rlplace.placement.memory.ledger import Measurements, MemoryCase
 from rlplace.placement.plan import Plan
-from rlplace.placement.schedule import Needs, base_stage
-from rlplace.report.sinks import SCORED_CONSOLE, TEXT_CONSOLE, Console
+from rlplace.placement.schedule import FROZEN, Needs, base_stage
+from rlplace.report.sinks import SCORED_CONSOLE, TAUGHT_CONSOLE, TEXT_CONSOLE, Console
 from rlplace.report.summary import TEXT, Measures, Progress
 from rlplace.trained import Trained
 from rlplace.workers.arguments import TextArguments
@@ -54,7 +54,7 @@ if TYPE_CHECKING:
     from rlplace.workers.worker import Worker
 
 # Roles without state in checkpoints, so lost ranks can be replaced
-_REPLACED = ("env", "rollout", "reference", "reward")
+_REPLACED = ("env", "rollout", *FROZEN)
 # Last parts of metrics whose notes are shown on the screen
 _SAID = (DROPPED_PROMPTS, LEFT_OUT, UNCONFINED, UNREWARDED)
 # Name of the number of asked prompts among the values of a checkpoint
@@ -141,7 +141,7 @@ class LanguageModelJob(TrainedJob):
             "reference": config.reference.share_actor,
         }
         roles = [role for role, is_shared in shared.items() if not is_shared]
-        return unplaced_problems(config, [*roles, "reward"], sources)
+        return unplaced_problems(config, [*roles, "teacher", "reward"], sources)
 
     def plan_problems(
         self, config: LanguageModelJobConfig, plan_: Plan
@@ -199,6 +199,8 @@ class LanguageModelJob(TrainedJob):
         return dataclasses.replace(TEXT, signs=signs)
 
     def console(self, config: LanguageModelJobConfig, plan_: Plan) -> Console:
+        if config.has_teacher:
+            return TAUGHT_CONSOLE
         if "infer" in map(base_stage, plan_.schedule.stages):
             return SCORED_CONSOLE
         return TEXT_CONSOLE
@@ -334,7 +336,11 @@ def worker_of(config: LanguageModelJobConfig, component: str) -> type[Worker]:
         RewardFunctionWorker,
     )
     from rlplace.workers.roles.rollout import TextRolloutWorker
-    from rlplace.workers.roles.scorer import ReferenceWorker, RewardModelWorker
+    from rlplace.workers.roles.scorer import (
+        ReferenceWorker,
+        RewardModelWorker,
+        TeacherWorker,
+    )
     from rlplace.workers.roles.text_env import TextEnvWorker
 
     roles: dict[str, type[Worker]] = {
@@ -343,6 +349,7 @@ def worker_of(config: LanguageModelJobConfig, component: str) -> type[Worker]:
         "env": TextEnvWorker,
         "reference": ReferenceWorker,
         "rollout": TextRolloutWorker,
+        "teacher": TeacherWorker,
     }
     rewards: dict[str, type[Worker]] = {
         "model": RewardModelWorker,

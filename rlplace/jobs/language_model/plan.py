@@ -20,8 +20,9 @@ from rlplace.placement.machines.topology import Topology
 from rlplace.placement.memory.ledger import Measurements, MemoryCase
 from rlplace.placement.plan import Placed, Plan, Rules, plan_components, weight_routes
 from rlplace.placement.schedule import Needs, placed_names, text_needs
+from rlplace.workers.arguments import SCORERS
 
-_SAMPLE_READERS = ("actor", "critic", "reference", "reward")
+_SAMPLE_READERS = ("actor", *SCORERS)
 
 
 def needs_of(config: LanguageModelJobConfig) -> Needs:

@@ -47,7 +47,7 @@ from rlplace.placement.language.text import PATH, Text, write
 from rlplace.placement.machines.pools import Pool
 
 # The ranks of these roles form a process group of their own, and a process joins only one.
-_OWN_GROUP = ("actor", "critic", "reference", "reward")
+_OWN_GROUP = ("actor", "critic", "reference", "teacher", "reward")
 
 
 def read_block(

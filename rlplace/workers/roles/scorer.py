@@ -1,6 +1,6 @@
 """Scorers: workers that read whole groups of samples as they arrive, score each sample and do not learn.
 
-This module has the base of all scorers, and the scorers that are models: reference and reward models. The module
+This module has the base of all scorers, and those that are models: reference, teacher and reward models. The module
 `reward` has the scorers without a model.
 
 ::
@@ -389,19 +389,33 @@ class ModelScorer(Scorer, JoinedWorker):
             return self._lm.module(packed, *others)
 
 
-class ReferenceWorker(ModelScorer):
-    """Scores each sample with the log-probabilities of its response tokens under a reference model that is not trained.
+class TeacherWorker(ModelScorer):
+    """Scores each sample with the log-probabilities of its response tokens under a language model that is not trained.
 
     The log-probabilities are at the sampling temperature.
     """
-
-    # Receives the actor's weights, if the reference is refreshed.
-    _receiver: CopyReceiver | None = None
 
     def _input(self, sample: Sample) -> ModelInput:
         return ModelInput(
             sample.group, sample.sample, sample.tokens, sample.mask, sample.images
         )
+
+    def _values(self, batch: Sequence[ModelInput]) -> Sequence[Values]:
+        # Greedy answers have temperature 0; their log-probabilities are taken at 1.
+        temperature = self.config.config.rollout.temperature or 1.0
+        logprobs = self._forward(batch, temperature).logprobs.float().cpu().numpy()
+        if batch:
+            return np.split(
+                logprobs, np.cumsum([each.mask.sum() for each in batch])[:-1]
+            )
+        return []
+
+
+class ReferenceWorker(TeacherWorker):
+    """Scores each sample like a teacher, and may take over the actor's weights every few iterations."""
+
+    # Receives the actor's weights, if the reference is refreshed.
+    _receiver: CopyReceiver | None = None
 
     def setup(self) -> None:
         super().setup()
@@ -414,16 +428,6 @@ class ReferenceWorker(ModelScorer):
                 channel, self.context.rank, component="reference"
             )
             self._opened.callback(self._receiver.close)
-
-    def _values(self, batch: Sequence[ModelInput]) -> Sequence[Values]:
-        # Greedy answers have temperature 0; their log-probabilities are taken at 1.
-        temperature = self.config.config.rollout.temperature or 1.0
-        logprobs = self._forward(batch, temperature).logprobs.float().cpu().numpy()
-        if batch:
-            return np.split(
-                logprobs, np.cumsum([each.mask.sum() for each in batch])[:-1]
-            )
-        return []
 
     def write_state(self, folder: str) -> Metrics:
         """Copy the weights, start to write the copy into `folder` in the background, and return metrics.

@@ -5,6 +5,7 @@
     env rewards + weight * scores ── normalised, clipped ──▶ reward of a sample ─┐
     log-probabilities, of the policy and of the reference ──▶ KL ────────────────┼─▶ rewards of tokens ──▶ advantages
     values, of a critic or of a head on the actor's trunk ───────────────────────┘                         and returns
+    log-probabilities, of the policy and of the teacher ──▶ added to the advantages
 
 Letters: S samples of the iteration, M response tokens of all S samples together.
 """
@@ -24,6 +25,7 @@ from rlplace.algo.advantages import (
     ESTIMATORS,
     Outcomes,
     carries_signal,
+    distillation,
     explained_variance,
     token_gae,
     token_rewards,
@@ -209,6 +211,11 @@ class AdvantageEstimator:
             advantages = self._group_advantages(outcomes, penalty)
         if algorithm.advantages_normalized:
             advantages = normalized(advantages, moments_of(advantages))
+        # After the normalisation, which would hide how far the actor is from the teacher
+        if "teacher" in scores:
+            taught, of_teacher = self._taught(groups, scores["teacher"], targets)
+            advantages = advantages + taught
+            metrics = {**metrics, **of_teacher}
         targets["advantages"] = by_sample(advantages)
         experience = Experience(
             groups=groups,
@@ -301,9 +308,7 @@ class AdvantageEstimator:
         """
         if "reference" not in known:
             return None, {}
-        sampled = known.get("old")
-        if not sampled:
-            sampled = [s.logprobs[s.mask] for group in groups for s in group]
+        sampled = _sampled(groups, known)
         estimator = KL_ESTIMATORS[self._algorithm.kl_estimator]
         kl = estimator(_tensor(known["reference"]) - _tensor(sampled))
         tokens = len(kl)
@@ -315,6 +320,26 @@ class AdvantageEstimator:
             "actor/kl_reference": by_sample,
             "actor/kl_reference_token": by_token,
             "actor/kl_coef": Metric(self._kl_coef),
+        }
+
+    def _taught(
+        self, groups: Groups, scores: BySample, known: Mapping[Target, BySample]
+    ) -> tuple[Tensor, dict[str, Metric]]:
+        """Return what the teacher adds to the advantages of all M response tokens, [M], and metrics of its distance.
+
+        `groups`: the samples. `scores`: the teacher's log-probabilities, one array per sample. `known`: target -> one
+        array per sample. The distance is the reverse KL, KL(actor || teacher), by the estimator k1.
+        """
+        teacher = self._config.teacher
+        log_ratio = _tensor(scores) - _tensor(_sampled(groups, known))
+        lengths = torch.tensor([len(each) for each in scores], dtype=torch.int64)
+        taught = distillation(log_ratio, lengths, teacher.coef, teacher.discount)
+        total = -float(log_ratio.sum())
+        samples = len(lengths)
+        tokens = len(log_ratio)
+        return taught, {
+            "actor/kl_teacher": Metric(total / max(1, samples), weight=samples),
+            "actor/kl_teacher_token": Metric(total / max(1, tokens), weight=tokens),
         }
 
     def _group_advantages(self, outcomes: Outcomes, penalty: Tensor | None) -> Tensor:
@@ -336,6 +361,17 @@ class AdvantageEstimator:
         if self._variant is not None:
             estimate = self._variant.advantages
         return estimate(outcomes).float().repeat_interleave(outcomes.lengths)
+
+
+def _sampled(groups: Groups, known: Mapping[Target, BySample]) -> BySample:
+    """Return the policy's log-probabilities of the response tokens, one array per sample.
+
+    They are the trainer's (`old`) if they are in `known`, else those of the generation engine.
+    """
+    computed = known.get("old")
+    if computed:
+        return computed
+    return [sample.logprobs[sample.mask] for group in groups for sample in group]
 
 
 def without_non_finite(

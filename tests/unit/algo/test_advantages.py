@@ -16,6 +16,7 @@ from rlplace.algo.advantages import (
     ESTIMATORS,
     Outcomes,
     carries_signal,
+    distillation,
     dr_grpo,
     explained_variance,
     gae,
@@ -314,3 +315,18 @@ def test_only_mixed_groups_carry_signal(rewards: list[float], signal: bool) -> N
         lengths=torch.ones(len(rewards), dtype=torch.int64),
     )
     assert bool(dr_grpo(outcomes).any()) is signal
+
+
+@pytest.mark.parametrize("discount", [0.0, 0.5, 1.0])
+def test_teacher_adds_the_discounted_log_ratios_of_a_sample(discount: float) -> None:
+    """Compared with plain sums, sample by sample; a sample without tokens is in between."""
+    log_ratio = torch.tensor([0.5, -1.0, 2.0, -0.25, 3.0])
+    lengths = torch.tensor([3, 0, 2])
+    expected = []
+    for part in log_ratio.split(lengths.tolist()):
+        for token in range(len(part)):
+            later = part[token:]
+            powers = discount ** torch.arange(len(later))
+            expected.append(2.0 * float((powers * later).sum()))
+    found = distillation(log_ratio, lengths, coef=2.0, discount=discount)
+    assert found.tolist() == pytest.approx(expected)

@@ -421,7 +421,7 @@ class CriticRank(TrainedRank):
 
 
 class ScorerRank(JoinedRank):
-    """Simulates the worker of a reference or of a reward, which is a model, a function or an endpoint."""
+    """Simulates the worker of a reference, a teacher or a reward, which is a model, a function or an endpoint."""
 
     def infer(self, iteration: int, version: int) -> Body:
         watch = self.watch("infer", "wait")

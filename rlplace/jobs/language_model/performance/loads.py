@@ -41,6 +41,7 @@ from rlplace.jobs.language_model.performance.lengths import (
 )
 from rlplace.placement.flow import block_edges
 from rlplace.placement.language.spec import role_of
+from rlplace.placement.schedule import FROZEN
 from rlplace.workers.arguments import SCORERS, asked_of
 
 # Iterations of a prediction that are counted, if nothing is generated ahead
@@ -115,9 +116,7 @@ class TextStages(Stages):
         self._asked = asked_of(config)
         self._placed = config.placed
         self.scoring = (
-            ()
-            if ahead
-            else tuple(c for c in self._placed if role_of(c) in ("reference", "reward"))
+            () if ahead else tuple(c for c in self._placed if role_of(c) in FROZEN)
         )
         if any(role_of(component) in SCORERS for component in self._placed):
             self.names = (*self.names, "advantages")
@@ -201,7 +200,7 @@ class TextStages(Stages):
                 return self._env(component, ranks)
             case "rollout", _:
                 work = self._generate(ranks)
-            case (("reference" | "reward"), _):
+            case (("reference" | "teacher" | "reward"), _):
                 return self._score(stage, component, ranks)
             case _, "infer":
                 return self._infer(component, ranks)

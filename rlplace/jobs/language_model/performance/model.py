@@ -35,6 +35,7 @@ from rlplace.jobs.language_model.performance.ranks import (
 from rlplace.placement.language.spec import role_of
 from rlplace.placement.memory.ledger import MemoryCase
 from rlplace.placement.plan import Plan
+from rlplace.placement.schedule import FROZEN
 from rlplace.report.calls import RankCall
 from rlplace.units import counted
 from rlplace.workers.arguments import SCORERS
@@ -51,6 +52,7 @@ _RANKS: Mapping[str, type[Rank]] = {
     "reference": ScorerRank,
     "reward": ScorerRank,
     "rollout": TextRolloutRank,
+    "teacher": ScorerRank,
 }
 
 
@@ -225,9 +227,9 @@ def _sizes(space: Space, component: str) -> tuple[Size, ...]:
 def _shares_out(config: LanguageModelJobConfig, component: str) -> bool:
     """Return whether each rank of a component scores its own groups, without help of the other ranks.
 
-    True for a reference or reward whose model is not sharded, and for a reward without a model.
+    True for a reference, teacher or reward whose model is not sharded, and for a reward without a model.
     """
-    if role_of(component) not in ("reference", "reward"):
+    if role_of(component) not in FROZEN:
         return False
     block = config.block_of(component)
     if not isinstance(block, FrozenConfig):

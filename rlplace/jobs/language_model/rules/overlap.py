@@ -11,6 +11,7 @@ from rlplace.checks.rule import Found, Rule, at_key
 from rlplace.jobs.language_model.rules.case import PlacedTextJob
 from rlplace.placement.language.spec import role_of
 from rlplace.placement.schedule import Residency
+from rlplace.workers.arguments import SCORERS
 
 _ACCUMULATE_EARLY = "algorithm.accumulate_early"
 
@@ -77,9 +78,7 @@ def _learns_late(case: PlacedTextJob) -> Iterator[Found]:
     if algorithm.epochs > 1 or batch < samples:
         reasons.append("steps")
     # What is known of a sample once all are generated
-    scorers = [
-        c for c in config.placed if role_of(c) in ("critic", "reference", "reward")
-    ]
+    scorers = [c for c in config.placed if role_of(c) in SCORERS]
     if config.actor_infers or scorers:
         reasons.append("scored")
     normalized = algorithm.advantages_normalized or algorithm.normalize_rewards

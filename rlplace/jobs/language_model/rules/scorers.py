@@ -12,6 +12,7 @@ from rlplace.config.blocks.language_model import (
     LanguageModelJobConfig,
     ReferenceConfig,
     RewardConfig,
+    TeacherConfig,
 )
 from rlplace.envs.registry import missing_library
 from rlplace.envs.text.rewards import named_reward
@@ -22,12 +23,12 @@ from rlplace.placement.language.spec import role_of
 from rlplace.workers.roles.endpoint import endpoint_problems
 
 # Components that read the tokens of the policy as they are; each is the name of an error, too.
-_READS_TOKENS = ("reference", "critic")
+_READS_TOKENS = ("reference", "teacher", "critic")
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class TokenReader:
-    """A component that reads the token ids of the policy: the reference or the critic."""
+    """A component that reads the token ids of the policy: the reference, the teacher or the critic."""
 
     config: LanguageModelJobConfig
     component: str
@@ -106,7 +107,7 @@ def _reward_problems(
 def _other_tokenizer(case: TokenReader) -> Iterator[Found]:
     """Yield a finding if the component's tokenizer differs from the policy's: token ids would mean other tokens."""
     block = case.config.block_of(case.component)
-    assert isinstance(block, (CriticConfig, ReferenceConfig)), case.component
+    assert isinstance(block, (CriticConfig, ReferenceConfig, TeacherConfig))
     policy = existing_folder(case.config.model)
     folder = existing_folder(block.model)
     if policy is None or folder is None or same_tokens(policy, folder):

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from rlplace.checks.rule import Found, Rule
 from rlplace.config.blocks.language_model import LanguageModelJobConfig
+from rlplace.models.folders import existing_folder
 
 # Algorithms that compare an answer with other answers to the same prompt
 _OF_GROUPS = ("grpo", "dapo", "dr_grpo", "rloo", "reinforce_pp_baseline")
@@ -53,6 +54,8 @@ def _no_weight(config: LanguageModelJobConfig) -> Iterator[Found]:
         if component.partition(".")[0] == "reward":
             weights.append(config.reward_of(component).weight)
     # Without functions in the config, those of the task count with the weight 1
+    if config.has_teacher:
+        return
     if config.env.rewards and not any(weights):
         yield Found(key="env.rewards", got="weight: 0", error="no-weight")
 
@@ -76,9 +79,54 @@ def _compared_by(config: LanguageModelJobConfig) -> Iterator[Found]:
         yield Found(key=key, got=name, error="no-such-reward", facts=facts)
 
 
+# ── teacher ──────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def _distills(config: LanguageModelJobConfig) -> bool:
+    return config.algorithm.name == "distill"
+
+
+def _no_teacher(config: LanguageModelJobConfig) -> Iterator[Found]:
+    """Yield a finding if the algorithm learns from a teacher alone, and none is placed."""
+    if not config.has_teacher:
+        yield Found(key="algorithm.name", got="name: distill", error="no-teacher")
+
+
+def _has_teacher(config: LanguageModelJobConfig) -> bool:
+    return config.has_teacher
+
+
+def _teaches_itself(config: LanguageModelJobConfig) -> Iterator[Found]:
+    """Yield a finding if the teacher has the first weights of the actor: both give equal log-probabilities."""
+    block = config.teacher.model
+    if block is None:
+        yield Found(key="teacher.model", got="null", error="no-model")
+        return
+    policy = existing_folder(config.model)
+    if policy is not None and policy == existing_folder(block):
+        yield Found(key="teacher.model.path", got=str(policy), error="same-model")
+
+
+def _drops_groups(config: LanguageModelJobConfig) -> Iterator[Found]:
+    """Yield a finding if groups with equal rewards are left out, although the teacher says something of them."""
+    if config.algorithm.only_with_signal:
+        yield Found(key="algorithm.dynamic_sampling", error="drops-groups")
+
+
+def _kl_of_rewards(config: LanguageModelJobConfig) -> Iterator[Found]:
+    """Yield a finding if a KL penalty is part of the rewards, of which the algorithm makes no use."""
+    algorithm = config.algorithm
+    if algorithm.kl_coef > 0 and algorithm.kl_in == "reward":
+        yield Found(key="algorithm.kl_in", got="kl_in: reward", error="kl-of-rewards")
+
+
 RULES: tuple[Rule[LanguageModelJobConfig], ...] = (
     Rule(code="learns-nothing", applies=compares_groups, facts=_one_answer),
     Rule(code="learns-nothing", applies=compares_groups, facts=_equal_answers),
     Rule(code="learns-nothing", facts=_no_weight),
     Rule(code="bad-comparison", facts=_compared_by),
+    Rule(code="teacher-misfit", applies=_distills, facts=_no_teacher),
+    Rule(code="teacher-misfit", applies=_has_teacher, facts=_teaches_itself),
+    Rule(code="teacher-misfit", applies=_has_teacher, facts=_drops_groups),
+    Rule(code="teacher-misfit", applies=_distills, facts=_kl_of_rewards),
 )

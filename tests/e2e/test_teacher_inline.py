@@ -92,7 +92,9 @@ def test_a_teacher_that_teaches_nothing_is_told(
 
 
 def test_the_model_of_the_actor_is_no_teacher(model: Path) -> None:
-    assert "the model of the actor" in told(taught(model, model))["teacher.model.path"]
+    said = told(taught(model, model))["teacher.model.path"]
+    assert "the model of the actor" in said
+    assert "teacher-misfit" in said
 
 
 def test_a_kl_penalty_of_rewards_that_nothing_reads_is_told(

@@ -141,3 +141,10 @@ def test_a_key_of_the_other_jobs_alone_gets_no_key_that_is_refused_again() -> No
         told.fix == "one of the known keys in place of clip_ratio_low, or leave it out"
     )
     assert "did you mean" not in told.render()
+
+
+def test_a_run_that_ends_before_its_first_update_is_refused() -> None:
+    words = ["algorithm.learning_starts=100000", "runner.total_iterations=2"]
+    with pytest.raises(ConfigError) as caught:
+        rlplace.plan("sac", words)
+    assert "no-updates" in [told.code for told in caught.value.problems]

@@ -17,7 +17,7 @@ from rlplace.comm import ends
 from rlplace.comm.channel import ChannelSpec
 from rlplace.comm.shared_memory.arena import Arena
 from rlplace.comm.shared_memory.channel import SharedChannel
-from rlplace.comm.table import ITEMS
+from rlplace.comm.table import CHANGING, ITEMS
 from rlplace.errors import (
     ChannelBroken,
     ChannelEmpty,
@@ -284,6 +284,10 @@ def test_gets_with_short_deadlines_see_the_end_after_a_death(
 
 
 def until_held(channel: SharedChannel) -> None:
-    """Wait until another process has taken credit, without a look for the dead."""
-    while not channel._attachment.table.words[ITEMS]:
+    """Wait until another process has taken credit and has left the queue, without a look for the dead.
+
+    A process that is killed in the middle of a change breaks the channel, which is another case.
+    """
+    words = channel._attachment.table.words
+    while not words[ITEMS] or words[CHANGING]:
         pass

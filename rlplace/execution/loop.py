@@ -231,6 +231,32 @@ class Loop:
                 for component, folder in folders.items():
                     self._save_model(component, folder)
 
+    def measure_memory(self) -> None:
+        """Have the components that never move report the bytes that they hold now. Call it between two iterations.
+
+        Bytes are otherwise reported at moves. Gradients and the state of an optimizer exist only after the first
+        updates, so a component that never moves would report its bytes without them. Raises the same errors as
+        `iteration`.
+        """
+        stages = self._schedule.residency.values()
+        still = {
+            component
+            for component, held in self._held.items()
+            if held > Residency.OFF and all(row[component] == held for row in stages)
+        }
+        for attempt in self._attempts(self.version):
+            with attempt:
+                self._measure(still)
+
+    def _measure(self, components: Iterable[str]) -> None:
+        """Have components report the bytes that they hold, and compare these with the memory proof."""
+        # A move to the residency that a worker has changes nothing, and returns its bytes
+        asked = {c: self._groups[c].move(self._held[c]) for c in components}
+        with self._in(self._at or self._schedule.stages[0]):
+            reports = self._wait(list(asked.values()))
+            for component, ranks in zip(asked, reports, strict=True):
+                self.memory.moved(component, ranks)
+
     def _save_model(self, component: str, folder: Path) -> None:
         """Have a component write its model to `folder`, in a stage in which its weights are on its accelerators."""
         held = [

@@ -30,6 +30,7 @@ from rlplace.checkpoints.find import find
 from rlplace.checkpoints.store import lock
 from rlplace.comm.channel import Channel, ChannelSpec
 from rlplace.comm.watchdog import Watchdog, view
+from rlplace.config.open_job import OpenConfig
 from rlplace.config.worker_variables import THREADS, exported, not_given, variables_of
 from rlplace.contract.job import Job
 from rlplace.contract.registry import job_of, saved_mapping
@@ -92,6 +93,8 @@ from rlplace.workers.launch.heartbeat import Heartbeat
 from rlplace.workers.worker import Worker
 
 LOGS = "logs"  # folder of worker output, in the run's folder
+# Iterations of a command after which components that never move report their bytes
+_MEASURED_AFTER = (1, 2, 4, 8)
 ERROR = "error.txt"  # file with the error that ended the run, if one did
 
 
@@ -791,6 +794,8 @@ def _train(
     progress = job.progress
     runner = config.runner
     remarked: set[str] = set()
+    first = progress.iterations
+    is_open = isinstance(config, OpenConfig)
 
     def remark(numbers: Mapping[str, float]) -> None:
         for line in new_remarks(job.job.remarks(numbers, loop.notes), remarked):
@@ -837,6 +842,9 @@ def _train(
         if stopped and not evaluated and _evaluates_now(job, signals, ends=True):
             show(evaluate() | {"policy/version": float(progress.iterations)})
         saving.after_iteration(best=progress.best_version == progress.iterations)
+        # Typed jobs count these bytes by formulas
+        if is_open and progress.iterations - first in _MEASURED_AFTER:
+            loop.measure_memory()
         if stopped:
             break
     if not signals.asked:

@@ -289,3 +289,16 @@ def test_the_saved_config_names_the_job(sac: Finished) -> None:
     assert sac.folder is not None
     saved = yaml.safe_load((sac.folder / "config.yaml").read_text())
     assert saved["job"] == "off_policy"
+
+
+@pytest.mark.parametrize("job", [SAC, TD3], ids=["sac", "td3"])
+def test_the_memory_of_learners_that_never_move_is_measured_after_updates(
+    job: Job, tmp_path: Path
+) -> None:
+    """Gradients and Adam's state exist from the first update on, and are part of the prediction."""
+    run_ = run(job, tmp_path, 3)
+    size = run_.summary()["memory"]["actor"]["full"]
+    assert size["measured"] == pytest.approx(size["predicted"], rel=0.05)
+    assert run_.folder is not None
+    kept = yaml.safe_load((run_.folder / "memory.json").read_text(encoding="utf-8"))
+    assert kept["components"]["actor"]["full"] == size["measured"]

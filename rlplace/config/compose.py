@@ -967,7 +967,10 @@ def _for_hydra(override: Override, line: CommandLine, places: Sequence[str]) -> 
         raise config_error("renamed-key", MODEL, word, error="model-group", value=value)
     # Overrides that Hydra takes as they are
     is_model_key = ".model." in key and not key.startswith("actor.model.kwargs.")
-    known = key in every_place()
+    block, _, leaf = key.rpartition(".")
+    # Each model has a path, also where the config has no block of this component yet
+    is_path = leaf == "path" and block.endswith(f".{MODEL}")
+    known = key in every_place() or (is_path and block in every_place())
     of_language_model = is_model_key and not known and _may_have_language_model(line)
     changes = override.type is OverrideType.CHANGE
     if not changes or override.is_hydra_override() or of_language_model:

@@ -108,6 +108,26 @@ def test_a_kl_penalty_of_rewards_that_nothing_reads_is_told(
         "algorithm.kl_in=reward",
     )
     assert "has no effect" in told(words)["algorithm.kl_in"]
+    # As the fix says
+    rlplace.plan(CONFIG, (*words, "algorithm.kl_in=loss", "algorithm.kl_estimator=k2"))
+
+
+def test_the_fix_of_a_job_without_a_teacher_places_one(
+    model: Path, teacher: Path
+) -> None:
+    words = (*INLINE, *tiny(model), *DISTILL)
+    said = told(words)["algorithm.name"]
+    assert "cluster.component_placement.teacher={same_as: actor}" in said
+    assert "teacher.enable_offload=true" in said
+    rlplace.plan(
+        CONFIG,
+        (
+            *words,
+            "cluster.component_placement.teacher={same_as: actor}",
+            "teacher.enable_offload=true",
+            f"teacher.model.path={teacher}",
+        ),
+    )
 
 
 def test_a_teacher_with_another_tokenizer_is_told(model: Path, tmp_path: Path) -> None:

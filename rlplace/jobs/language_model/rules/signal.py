@@ -116,8 +116,12 @@ def _drops_groups(config: LanguageModelJobConfig) -> Iterator[Found]:
 def _kl_of_rewards(config: LanguageModelJobConfig) -> Iterator[Found]:
     """Yield a finding if a KL penalty is part of the rewards, of which the algorithm makes no use."""
     algorithm = config.algorithm
-    if algorithm.kl_coef > 0 and algorithm.kl_in == "reward":
-        yield Found(key="algorithm.kl_in", got="kl_in: reward", error="kl-of-rewards")
+    if algorithm.kl_coef == 0 or algorithm.kl_in != "reward":
+        return
+    error = "kl-of-rewards"
+    if algorithm.kl_estimator == "k1":
+        error = "k1-of-rewards"
+    yield Found(key="algorithm.kl_in", got="kl_in: reward", error=error)
 
 
 RULES: tuple[Rule[LanguageModelJobConfig], ...] = (

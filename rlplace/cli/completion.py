@@ -15,22 +15,13 @@ from rlplace.codes import codes
 from rlplace.commands import DONE, answered, typed
 from rlplace.config import compose
 from rlplace.config.completions import override_keys
+from rlplace.config.keys import COMPONENTS
 from rlplace.config.options import OptionParser
 from rlplace.foresight.search import OBJECTIVES
 from rlplace.imports.libraries import LIBRARIES
 from rlplace.placement.memory.solve import Knob
 
 SHELLS = ("bash", "zsh", "fish")
-COMPONENTS = (
-    "actor",
-    "agent",
-    "critic",
-    "env",
-    "reference",
-    "reward",
-    "rollout",
-    "teacher",
-)
 _SCRIPTS = Path(__file__).parent
 
 

@@ -8,7 +8,12 @@ from typing import Any
 
 import pytest
 
-from rlplace.envs.text.contract import Message, OneTurn, prompt_identity
+from rlplace.envs.text.contract import (
+    Message,
+    MessagesWithTools,
+    OneTurn,
+    prompt_identity,
+)
 from rlplace.envs.text.tasks import PromptSet
 from rlplace.errors import ConfigError
 from rlplace.models.tokenizer import Chat, PlainText, Tokenizer
@@ -55,7 +60,8 @@ def test_the_template_shows_the_tools_of_a_row(tmp_path: Path, column: Any) -> N
 def test_an_answer_that_is_continued_has_the_tools_too(tmp_path: Path) -> None:
     made = chat(tmp_path / "model", WITH_TOOLS)
     prompt = first(tmp_path, [ADD]).prompt
-    begun = type(prompt).of([*prompt, Message("assistant", "It is")], [ADD])  # type: ignore[union-attr]
+    assert isinstance(prompt, MessagesWithTools)
+    begun = MessagesWithTools.of([*prompt, Message("assistant", "It is")], [ADD])
     text = made.text(begun)
     assert text.startswith(SHOWN)
     assert text.endswith("It is")

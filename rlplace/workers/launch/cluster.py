@@ -451,6 +451,9 @@ class Cluster:
                 for name, others in before.items()
                 if name not in begun and ready.issuperset(others)
             ]
+            # A call is done a moment before its callbacks run. A group must not report before those that it waited for.
+            waited_for = {other for name in due for other in before[name]}
+            _await(event for name, event in reported.items() if name in waited_for)
             with deferred():
                 begun |= {name: groups[name].setup() for name in due}
             setups += [begun[name] for name in due]
@@ -478,8 +481,6 @@ class Cluster:
             if time.monotonic() >= end_s:
                 raise deadline_passed(setups, timeout_s)
             ready = {name for name, pending in begun.items() if pending.done()}
-            # A call is done a moment before its callbacks run. The groups that come next must not report before it.
-            _await(event for name, event in reported.items() if name in ready)
 
     # ── starting workers again ───────────────────────────────────────────────────────────────────────────────────────
 

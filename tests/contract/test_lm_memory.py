@@ -15,7 +15,6 @@ MOST_ALIKE = (
 TABLES = 1 << 10  # bytes of rotary embeddings, which belong to no weight
 # One of each kind of worker, on one rank and on two; the rest, with low-rank factors, takes minutes.
 DEFAULT = (
-    "inputs of layers on the host",
     "wide heads, a critic",
     "cut between two ranks",
 )

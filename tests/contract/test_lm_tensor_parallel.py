@@ -98,6 +98,7 @@ SCENARIOS: dict[str, tuple[str, int, tuple[int, int], LmScenario]] = {
 }
 
 SLOW = {
+    "two copies, factors apart",
     "norms of heads",
     "two copies, tied, several steps",
     "factors, merged",

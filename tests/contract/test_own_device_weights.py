@@ -60,6 +60,7 @@ def pair(cluster: Cluster) -> tuple[WorkerGroup, WorkerGroup]:
     return groups["learner"], groups["sampler"]
 
 
+@pytest.mark.slow
 def test_weights_are_shared_on_an_accelerator_and_broadcast_to_others(
     cluster: Cluster,
 ) -> None:

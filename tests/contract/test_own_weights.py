@@ -330,6 +330,7 @@ def test_a_push_that_does_not_come_is_told_after_the_deadline(
     )
 
 
+@MOSTLY_INLINE
 def test_a_lost_source_frees_its_targets_at_once(
     cluster: Cluster, launcher: str
 ) -> None:
@@ -411,6 +412,7 @@ def test_after_a_rank_was_replaced_a_version_can_be_sent_again(
 # ── shards ───────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
+@pytest.mark.slow
 def test_fsdp_shards_arrive_whole(cluster: Cluster, launcher: str) -> None:
     if launcher == "inline":
         pytest.skip("a process joins one process group")

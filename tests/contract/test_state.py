@@ -193,10 +193,14 @@ def test_what_is_frozen_is_left_to_the_folder_of_the_model(
 @pytest.mark.parametrize(
     "kind",
     [
-        "moments of 8 bits",
+        "factors",
         *(
             pytest.param(kind, marks=pytest.mark.slow)
-            for kind in ("factors", "16-bit weights, float32 copies", "critic")
+            for kind in (
+                "moments of 8 bits",
+                "16-bit weights, float32 copies",
+                "critic",
+            )
         ),
     ],
 )

@@ -282,6 +282,7 @@ def test_jobs_that_a_loop_by_hand_cannot_run(model: Path) -> None:
 # ── the page ─────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
+@pytest.mark.slow
 @pytest.mark.ray
 def test_its_scripts_print_what_the_page_says(tmp_path: Path) -> None:
     read_page(PAGE, tmp_path, shell(tmp_path))

@@ -11,6 +11,7 @@ from rlplace.config import compose
 from rlplace.runtime import prepare
 
 
+@pytest.mark.slow
 def test_it_tells_the_same_in_both_formats(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

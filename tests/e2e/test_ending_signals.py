@@ -87,7 +87,7 @@ def test_a_warning_saves_before_the_run_ends(
 @pytest.mark.parametrize(
     "numbers",
     [
-        (signal.SIGTERM, signal.SIGTERM),
+        pytest.param((signal.SIGTERM, signal.SIGTERM), marks=pytest.mark.slow),
         pytest.param(
             (signal.SIGUSR1, signal.SIGTERM, signal.SIGTERM), marks=pytest.mark.slow
         ),
@@ -111,6 +111,7 @@ def test_a_scheduler_that_sends_several_signals_costs_no_checkpoint(
     is_saved(run)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("number", "code"),
     [

@@ -288,6 +288,7 @@ def seeing(tmp_path_factory: pytest.TempPathFactory) -> Path:
     )
 
 
+@pytest.mark.slow
 def test_a_policy_of_images_is_played_and_exported(
     seeing: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -307,6 +308,7 @@ def test_a_policy_of_images_is_played_and_exported(
     )
 
 
+@pytest.mark.slow
 def test_a_network_of_ones_own_with_single_numbers_is_loaded_played_and_exported(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -327,6 +329,7 @@ def test_a_network_of_ones_own_with_single_numbers_is_loaded_played_and_exported
     )
 
 
+@pytest.mark.slow
 def test_entries_of_a_dict_are_put_in_a_row_first(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -113,6 +113,7 @@ def test_an_evaluation_changes_nothing_of_the_training(
         assert with_evaluation == pytest.approx(alone, rel=1e-5)
 
 
+@pytest.mark.slow
 def test_a_resumed_run_does_not_evaluate_a_version_twice(
     model: Path, tmp_path: Path
 ) -> None:

@@ -253,6 +253,7 @@ def gpu_cluster(nodes: int = 1, gpus: int = 4, **timeouts: float) -> Cluster:
     )
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("four_gpus")
 def test_auto_does_not_join_the_ray_that_a_program_has_for_itself(
     monkeypatch: pytest.MonkeyPatch,
@@ -299,6 +300,7 @@ def test_a_cluster_that_ends_while_it_is_joined_is_an_error_soon() -> None:
     assert done.stderr.splitlines()[-1] == "cluster-unreachable", done.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("four_gpus")
 def test_each_worker_sees_exactly_its_accelerators() -> None:
     with gpu_cluster() as cluster:

@@ -31,6 +31,7 @@ def typed(folder: Path, *words: str) -> str:
     return done.stdout
 
 
+@pytest.mark.slow
 def test_a_new_project_trains_evaluates_and_passes_its_tests(tmp_path: Path) -> None:
     said = typed(tmp_path, "-m", "rlplace", "init", "demo")
     assert "cd demo" in said

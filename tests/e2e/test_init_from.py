@@ -121,6 +121,7 @@ def test_a_resume_goes_on_with_its_own_weights(
     assert len(again.rows()) == 2
 
 
+@pytest.mark.slow
 @pytest.mark.ray
 def test_every_actor_rank_of_ray_begins_with_them(
     first: rlplace.Run, tmp_path: Path

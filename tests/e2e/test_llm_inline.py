@@ -68,6 +68,7 @@ def test_a_run_learns_and_leaves_a_model_that_others_can_load(
     assert AutoTokenizer.from_pretrained(run.folder / "policy").chat_template
 
 
+@pytest.mark.slow
 def test_a_model_that_sees_learns_to_name_colours(tmp_path: Path) -> None:
     from transformers import AutoModelForImageTextToText
 
@@ -147,6 +148,7 @@ def test_a_mixture_of_experts_learns(engine: str, tmp_path: Path) -> None:
     assert name.replace("down_proj", "3.down_proj.weight") in stored
 
 
+@pytest.mark.slow
 def test_an_engine_of_ones_own_generates(
     model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -22,6 +22,7 @@ def check_synced(run: Finished, *, agree: float = 1e-3) -> None:
         assert line["actor/mismatch_max"] < agree
 
 
+@pytest.mark.slow
 def test_factors_alone_teach_an_engine_that_drops_its_weights_in_between(
     model: Path, tmp_path: Path
 ) -> None:

@@ -62,6 +62,7 @@ def test_neither_ray_nor_torch_nor_numpy_was_needed(cells: list[Any]) -> None:
     assert text_of(cells[-1]) == "[]\n"
 
 
+@pytest.mark.slow
 def test_a_curve_grows_below_the_cell_that_trains(tmp_path: Path) -> None:
     few = {
         "runner.total_iterations": 3,

@@ -36,13 +36,14 @@ def same_for_all(transcript: Transcript) -> float:
             ),
             "equal-groups",
         ),
-        (
+        pytest.param(
             (
                 f"env.rewards=[{{name: '{__name__}:same_for_all'}}]",
                 # No answer ends before it is cut
                 "rollout.min_tokens=8",
             ),
             "all-cut",
+            marks=pytest.mark.slow,
         ),
     ],
 )

@@ -60,6 +60,7 @@ def test_steps_are_made_of_the_first_groups_that_are_whole(
         assert len(seen.of(version)) == 32
 
 
+@pytest.mark.slow
 def test_held_out_prompts_are_answered_when_nothing_else_is(
     model: Path, tmp_path: Path
 ) -> None:

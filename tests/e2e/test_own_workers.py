@@ -18,19 +18,10 @@ def test_its_scripts_are_all_tried() -> None:
     assert tuple(block.title for block in blocks(PAGE) if block.title) == SCRIPTS
 
 
-# Each script starts a Ray. What those after the first show has tests in tests/contract, on Ray too.
+# Each script starts a Ray. What the scripts show has tests in tests/contract, on Ray too.
+@pytest.mark.slow
 @pytest.mark.ray
-@pytest.mark.parametrize(
-    "script",
-    [
-        FIRST,
-        *(
-            pytest.param(script, marks=pytest.mark.slow)
-            for script in SCRIPTS
-            if script != FIRST
-        ),
-    ],
-)
+@pytest.mark.parametrize("script", SCRIPTS)
 def test_its_scripts_print_what_the_page_says(script: str, tmp_path: Path) -> None:
     read_page(PAGE, tmp_path, shell(tmp_path), of=f"python {script}")
     if script == FIRST:

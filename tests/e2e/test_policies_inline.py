@@ -31,6 +31,7 @@ def learn(output: Path, *overrides: str) -> Finished:
     return run
 
 
+@pytest.mark.slow
 def test_convolutions_learn_to_see_and_their_memory_is_what_was_planned(
     tmp_path: Path,
 ) -> None:

@@ -70,6 +70,7 @@ def test_the_examples_of_the_page_print_what_it_says(
             assert says(answer.rstrip("\n").split("\n"), shown), answer
 
 
+@pytest.mark.slow
 @pytest.mark.ray
 def test_the_example_of_a_worker_prints_what_the_page_says() -> None:
     page = examples(PAGE.read_text(encoding="utf-8").partition(WORKERS)[2])

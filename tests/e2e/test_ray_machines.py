@@ -74,6 +74,7 @@ def address() -> Iterator[str]:
     ray.shutdown()
 
 
+@pytest.mark.slow
 @pytest.mark.ray
 def test_a_plan_is_for_the_machines_that_ray_has(address: str) -> None:
     words = [

@@ -151,6 +151,7 @@ def test_a_student_learns_through_vllm(tmp_path: Path) -> None:
     assert max(kl[-2:]) < 0.85 * kl[0]
 
 
+@pytest.mark.slow
 def test_robots_come_to_their_goals(tmp_path: Path) -> None:
     missed = _learned("robot", "robot/miss", tmp_path, 4)
     assert missed[-1] < 0.3 * missed[0]

@@ -88,6 +88,7 @@ def test_without_a_memory_it_stays_at_chance(tmp_path: Path) -> None:
     assert run.summary()["return_last"] < 0.75
 
 
+@pytest.mark.slow
 def test_the_placement_changes_nothing(tmp_path: Path) -> None:
     """One process that decides by a call, stage groups and channels, several ranks of each."""
     found = []
@@ -109,6 +110,7 @@ def test_the_placement_changes_nothing(tmp_path: Path) -> None:
     np.testing.assert_allclose(found[2], found[0], rtol=1e-3, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_a_run_goes_on_in_the_middle_of_episodes_with_what_it_remembered(
     tmp_path: Path,
 ) -> None:

@@ -53,6 +53,7 @@ def test_a_run_goes_on(more: tuple[str, ...], model: Path, tmp_path: Path) -> No
     assert run.summary()["tokens_learned"] == whole.summary()["tokens_learned"]
 
 
+@pytest.mark.slow
 def test_prompts_that_short_rounds_have_left_are_asked_after_a_resume(
     model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -89,6 +89,10 @@ PLACEMENTS = {
 }
 
 
+# Placements of the default tests: one in turns on shared accelerators, and one with ranks of different numbers
+DEFAULT = ("actor and rollout share", "uneven")
+
+
 def ended(output: Path, *overrides: str) -> Finished:
     return train("rlhf_tiny", output, *SMALL, *overrides)
 
@@ -107,7 +111,14 @@ def weights(folder: Path, kind: Any) -> dict[str, torch.Tensor]:
     return found
 
 
-@pytest.mark.parametrize("name", [name for name in PLACEMENTS if name != "all on one"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=() if name in DEFAULT else pytest.mark.slow)
+        for name in PLACEMENTS
+        if name != "all on one"
+    ],
+)
 def test_every_placement_makes_the_same_update(
     name: str, first: Finished, models: tuple[str, ...], tmp_path: Path
 ) -> None:
@@ -185,6 +196,7 @@ def test_reward_rises_at_bounded_divergence(
     }
 
 
+@pytest.mark.slow
 def test_other_algorithms_have_a_reference_too(
     models: tuple[str, ...], tmp_path: Path
 ) -> None:
@@ -282,6 +294,7 @@ def test_a_scorer_that_fails_ends_the_run_and_is_named(
     )
 
 
+@pytest.mark.slow
 def test_what_scores_is_switched_by_a_line(
     models: tuple[str, ...], scorer: Path, tmp_path: Path
 ) -> None:

@@ -87,6 +87,7 @@ DISCOUNTED = (
 )
 
 
+@pytest.mark.slow
 def test_float_images_and_another_discount_of_rewards_are_said_by_the_run(
     tmp_path: Path,
 ) -> None:
@@ -221,7 +222,7 @@ class OfBatch(Sure):
     [
         ("Sure", 0),
         pytest.param("Dropped", 1, marks=pytest.mark.slow),
-        ("OfBatch", 1),
+        pytest.param("OfBatch", 1, marks=pytest.mark.slow),
     ],
 )
 def test_a_network_with_other_probabilities_in_rollout_and_actor_is_said(

@@ -91,6 +91,7 @@ def test_a_job_with_language_models_is_searched_as_well(
     assert {*record["best"]["placement"]} == {*components}
 
 
+@pytest.mark.slow
 def test_the_written_config_has_the_plan_and_the_comments(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -299,6 +300,7 @@ def test_wrong_input_is_named_with_what_to_do(
     assert told in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_without_a_profile_the_last_of_the_job_is_taken_and_where_there_is_none_the_fix_measures_one(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

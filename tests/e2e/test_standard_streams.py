@@ -24,13 +24,19 @@ SHORT = [
     *placed("0", "0", "0"),
     "runner.total_iterations=2",
 ]
-SOME = (
-    "plan",
+# Each command is tried; those that start workers or load much are slow tests
+OTHERS = (
     "train",
-)  # a command that starts at once, and the one that starts workers
-OTHERS = ("doctor", "evaluate", "export", "profile", "report", "runs", "search")
+    "doctor",
+    "evaluate",
+    "export",
+    "profile",
+    "report",
+    "runs",
+    "search",
+)
 COMMANDS = [
-    *SOME,
+    "plan",
     *(pytest.param(command, marks=pytest.mark.slow) for command in OTHERS),
 ]
 
@@ -103,6 +109,7 @@ def test_every_command_outlasts_its_reader(
     assert (done.returncode, done.stderr) == (0, "")
 
 
+@pytest.mark.slow
 def test_a_run_whose_output_is_cut_off_trains_to_its_end(tmp_path: Path) -> None:
     """What the terminal did not show is in the run's folder."""
     done = typed('"$@" | read', "rlplace.train", *words("train", tmp_path, tmp_path))

@@ -52,6 +52,7 @@ def test_the_actor_comes_near_to_its_teacher(
     assert measured["measured"] == pytest.approx(measured["predicted"], rel=0.05)
 
 
+@pytest.mark.slow
 def test_a_taught_run_goes_on(model: Path, teacher: Path, tmp_path: Path) -> None:
     words = taught(model, teacher, "actor.optimizer.schedule=constant")
     whole = run(tmp_path / "whole", words, 4)

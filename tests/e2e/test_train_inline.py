@@ -181,6 +181,7 @@ def test_the_run_stops_at_the_return_asked_for(tmp_path: Path) -> None:
     assert run.summary()["return_last"] >= 5.0
 
 
+@pytest.mark.slow
 def test_a_full_disk_ends_the_run_with_whole_lines(tmp_path: Path) -> None:
     """Files may not grow beyond 40 kB: what a full disk does, to one process only."""
 

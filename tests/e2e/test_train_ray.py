@@ -152,7 +152,7 @@ def test_a_run_that_ends_early_says_why_and_leaves_nothing(
         pytest.param(
             "  actor: 2 workers started", 0.1, signal.SIGTERM, marks=pytest.mark.slow
         ),
-        ("  Ray: started", 0.3, signal.SIGINT),
+        pytest.param("  Ray: started", 0.3, signal.SIGINT, marks=pytest.mark.slow),
     ],
 )
 def test_a_run_can_be_stopped_while_it_starts(
@@ -229,6 +229,7 @@ def test_nothing_stays_of_a_server_of_ray_that_answers_no_more_while_workers_sta
     assert [*shm.iterdir(), *disk.glob("rlplace*")] == []
 
 
+@pytest.mark.slow
 def test_a_reservation_that_cannot_come_true_is_refused(tmp_path: Path) -> None:
     run = train(
         "hybrid_ppo",

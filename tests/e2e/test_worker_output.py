@@ -35,7 +35,9 @@ SAID = ("a simulator prints", "a simulator logs", "a simulator writes")
     params=[
         pytest.param((*INLINE, *placed("0", "0-1", "1")), id="inline"),
         pytest.param(
-            (*SMALL, *placed("0", "0-1", "1")), id="forks", marks=pytest.mark.ray
+            (*SMALL, *placed("0", "0-1", "1")),
+            id="forks",
+            marks=[pytest.mark.ray, pytest.mark.slow],
         ),
         pytest.param(
             (*SMALL, *placed("0", "0-1", "1"), "cluster.ray.start=plain"),
@@ -97,6 +99,7 @@ def test_an_error_names_the_file_which_has_its_traceback(
     assert "ValueError: a simulator fails" in text
 
 
+@pytest.mark.slow
 def test_a_breakpoint_has_the_console(tmp_path: Path) -> None:
     stops = ("+env.kwargs.breaks=true", "cluster.component_placement.env=0")
     own = {

@@ -72,6 +72,7 @@ def are_given(run: Finished, variables: Mapping[str, str]) -> None:
     nothing_is_shown(run)
 
 
+@pytest.mark.slow
 def test_workers_that_are_threads_have_them(tmp_path: Path) -> None:
     run, (_, later) = told(
         tmp_path, *INLINE, *placed("0", "0", "1"), *GIVEN, environment=shell()

@@ -278,9 +278,9 @@ def outcome(row: Mapping[str, Any]) -> str:
     return f"stuck{seen}\n{text}"
 
 
-# Of three parts, one is in the default tests: a row takes about 0.07 s.
+# Of six parts, one is in the default tests: a row takes about 0.07 s.
 PARTS = [
-    pytest.param(first, marks=pytest.mark.slow if number % 3 else ())
+    pytest.param(first, marks=pytest.mark.slow if number % 6 else ())
     for number, first in enumerate(range(0, len(ROWS), EACH))
 ]
 

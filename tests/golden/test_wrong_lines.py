@@ -33,25 +33,44 @@ def told(
     return code, [fix.partition(" " * 8)[0] for fix in fixes]
 
 
+# Of five parts, one is in the default tests: a line takes about 0.1 s.
+PARTS = 5
+EACH_PART = pytest.mark.parametrize(
+    "part",
+    [
+        pytest.param(part, marks=pytest.mark.slow if part else ())
+        for part in range(PARTS)
+    ],
+)
+
+
+def test_there_are_as_many_lines_as_were_collected() -> None:
+    assert len(ROWS) >= 200
+
+
+@EACH_PART
 def test_wrong_lines_are_refused_with_their_fixes(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    part: int,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("RLPLACE_CALLED", raising=False)
     wrong = []
-    for row in ROWS:
+    for row in ROWS[part::PARTS]:
         code, fixes = told(row, capsys)
         if code != 2 or fixes != row["fixes"]:
             wrong.append(
                 f"{row['line']}: exit code {code}, {fixes}, not {row['fixes']}"
             )
-    assert len(ROWS) >= 200
     assert not wrong, "\n".join(wrong)
     assert [*tmp_path.iterdir()] == []
 
 
-def test_lines_with_the_fix_are_read() -> None:
-    for line in [row["then"] for row in ROWS if "then" in row]:
+@EACH_PART
+def test_lines_with_the_fix_are_read(part: int) -> None:
+    for line in [row["then"] for row in ROWS[part::PARTS] if "then" in row]:
         config, diff, other = line.partition(" --diff ")
         for words in [config, other] if diff else [config]:
             (composed,) = with_hydra(shlex.split(words))

@@ -23,7 +23,7 @@ from rlplace.errors import ClusterError, ProblemsError
 from rlplace.placement.show.text import render_text
 from rlplace.runtime.prepare import prepare
 
-ITEMS = int(os.environ.get("RLPLACE_STRESS_ITEMS", "100"))
+ITEMS = int(os.environ.get("RLPLACE_STRESS_ITEMS", "50"))
 LONGEST_S = 2.0  # of this process, for one item
 HANGS_S = 60
 WILD: tuple[Any, ...] = (

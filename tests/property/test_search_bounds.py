@@ -143,7 +143,9 @@ def test_no_prediction_of_a_job_with_text_is_below_its_bound(
 @pytest.mark.parametrize(
     ("words", "tries"),
     [
-        ((*RLHF, "cluster.accelerators_per_node=2"), 60),
+        pytest.param(
+            (*RLHF, "cluster.accelerators_per_node=2"), 60, marks=pytest.mark.slow
+        ),
         (
             (
                 *RLHF,

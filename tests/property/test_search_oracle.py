@@ -316,6 +316,7 @@ def test_the_best_plan_is_that_of_all_configs_written_one_by_one(
     assert found_any > tries // 2
 
 
+@pytest.mark.slow
 def test_a_reward_that_begins_while_answers_are_generated_makes_another_plan() -> None:
     where = {"actor": 2, "critic": 2, "reference": 0, "reward": 2, "rollout": 0}
     words = [

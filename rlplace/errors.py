@@ -302,6 +302,10 @@ class OutputError(_OneProblem):
         return cls(problem)
 
 
+class NotSaved(OutputError):
+    """A run has done all its iterations, but its last state was not saved."""
+
+
 def _free_space(path: Path) -> str | None:
     """Return a text with the free bytes of the disk of `path`; None if the number cannot be read.
 

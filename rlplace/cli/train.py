@@ -28,6 +28,7 @@ from rlplace.errors import (
     ConfigError,
     DoesNotFit,
     NodeLost,
+    NotSaved,
     Problem,
     ProblemsError,
     RlplaceError,
@@ -59,6 +60,7 @@ DONE = 0
 FAILED = 1
 WRONG = 2
 DOES_NOT_FIT = 3
+NOT_SAVED = 4
 
 
 def main(argv: Sequence[str] | None = None, job: Job | None = None) -> int:
@@ -116,6 +118,8 @@ def _main(argv: Sequence[str], command: Typed, own: Job | None) -> int:
         return WRONG
     except RlplaceError as error:
         print(error, *_notes(error), sep="\n", file=sys.stderr)
+        if isinstance(error, NotSaved):
+            return NOT_SAVED
         return FAILED
     except Stopped as stopped:
         print(f"stopped by {stopped}", *_notes(stopped), sep="\n", file=sys.stderr)

@@ -429,6 +429,7 @@ def _run(
                 whole=policies is not None,
             )
             callbacks.on_end(state["state"])
+        saving.require_last()
 
 
 def _not_ended(progress: Progress) -> dict[str, Any]:

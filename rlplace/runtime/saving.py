@@ -9,6 +9,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import sys
 import time
 from collections.abc import Collection, Mapping
@@ -18,8 +19,9 @@ from typing import Any
 
 from rlplace.checkpoints.checkpoint import RUN, Checkpoint
 from rlplace.checkpoints.store import Contents, Saver, Store
+from rlplace.codes import problem
 from rlplace.contract.job import Job
-from rlplace.errors import OutputError, RlplaceError
+from rlplace.errors import NotSaved, OutputError, RlplaceError
 from rlplace.execution.faults import Recovery, StateLost
 from rlplace.execution.loop import Loop
 from rlplace.extras import versions_of
@@ -153,6 +155,30 @@ class Saving:
         """Write the checkpoint after the last iteration, and wait until the checkpoint is complete."""
         self._begin(tuple(self._ranks))
         self._said(wait_s=self._longest_s)
+
+    def require_last(self) -> None:
+        """Raise NotSaved if the state after the last iteration is in no checkpoint. Call this after `last`."""
+        newest = self._newest
+        if newest is None:
+            nothing = problem(
+                "last-state-not-saved",
+                "runner.output_dir",
+                str(self._folder),
+                error="nothing",
+                iterations=self._progress.iterations,
+            )
+            raise NotSaved(nothing)
+        if newest.iteration != self._progress.iterations:
+            older = problem(
+                "last-state-not-saved",
+                "runner.output_dir",
+                str(self._folder),
+                error="older",
+                iterations=self._progress.iterations,
+                saved=newest.iteration,
+                run=shlex.quote(str(self._folder)),
+            )
+            raise NotSaved(older)
 
     def rescue(self, *, ending: bool = False) -> None:
         """After a failure, save the state after the last complete iteration, for all components except env.

@@ -111,6 +111,17 @@ def weights(folder: Path, kind: Any) -> dict[str, torch.Tensor]:
     return found
 
 
+@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
+def test_a_reference_without_a_dtype_is_the_actor_before_the_first_update(
+    dtype: str, first: Finished, models: tuple[str, ...], tmp_path: Path
+) -> None:
+    run = first
+    if dtype != "fp32":
+        job = (*models, *PLACEMENTS["all on one"][0], f"actor.compute={dtype}")
+        run = ended(tmp_path, *job, "runner.total_iterations=1")
+    assert run.metrics()[0]["actor/kl_reference"] == 0.0
+
+
 @pytest.mark.parametrize(
     "name",
     [

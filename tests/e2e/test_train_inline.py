@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import io
 import json
+import re
 import resource
 import signal
 import statistics
+from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
 import yaml
 from safetensors import safe_open
 
-from rlplace.cli.train import main
+from rlplace.checkpoints.store import Store
+from rlplace.cli.train import NOT_SAVED, main
 from rlplace.config.read import read_config
+from rlplace.errors import OutputError
 from rlplace.report import live
 from tests.e2e.training import INLINE, ROOT, Finished, placed, train
 from tests.iterations import read_trace
@@ -201,6 +206,41 @@ def test_a_full_disk_ends_the_run_with_whole_lines(tmp_path: Path) -> None:
     assert "runner.output_dir" in run.err
     lines = run.metrics()  # every line parses
     assert [line["iteration"] for line in lines] == list(range(1, len(lines) + 1))
+
+
+@pytest.mark.parametrize("whole", [0, 1])
+def test_a_run_whose_last_state_is_not_saved_does_not_end_as_done(
+    whole: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`whole`: checkpoints that are written before the disk is full."""
+    begin = Store.begin
+    begun: list[int] = []
+
+    def full(store: Store, iteration: int, components: Iterable[str]) -> Path:
+        begun.append(iteration)
+        if len(begun) <= whole:
+            return begin(store, iteration, components)
+        raise OutputError.of(tmp_path, OSError(errno.ENOSPC, "no space"))
+
+    monkeypatch.setattr(Store, "begin", full)
+    job = (*ONE_EACH, "checkpoint.every=1", "runner.total_iterations=3")
+    run = train("hybrid_ppo", tmp_path, *job)
+    assert run.code == NOT_SAVED, run.err
+    assert run.summary()["state"] == "finished"
+    # The last state is tried once more at the end
+    assert begun == [1, 2, 3, 3]
+    told, _, fix = run.err.partition("[last-state-not-saved]")
+    assert told.count("no checkpoint after iteration") == 4 - whole
+    if not whole:
+        assert "no checkpoint was written" in told
+        return
+    assert "after iteration 1" in fix
+    # The disk has space again, and the fix is pasted
+    monkeypatch.undo()
+    (resume,) = re.findall(r"resume=\S+", fix)
+    again = train("hybrid_ppo", tmp_path, *job, resume)
+    assert again.code == 0, again.err
+    assert [line["iteration"] for line in again.metrics()] == [1, 2, 3]
 
 
 def test_no_return_is_shown_where_no_episode_has_ended(tmp_path: Path) -> None:

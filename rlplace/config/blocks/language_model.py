@@ -243,7 +243,9 @@ class FrozenConfig:
     token_budget: int = knob(
         "tokens of one forward pass of a rank, in a run", 8192, minimum=1
     )
-    dtype: Dtype = knob("of weights and computation", "bf16")
+    dtype: Dtype | None = knob(
+        "of weights and computation; null: bf16, for a reference as actor.compute", None
+    )
     sharded: bool = knob("over its ranks; else each rank has all of it", True)
     on_host: bool = knob(
         "weights live in host memory and come to the accelerator block by block", False
@@ -255,6 +257,11 @@ class FrozenConfig:
     group_name: str | None = knob(
         "name of the worker group in a loop by hand; null: the component's", None
     )
+
+    @property
+    def computed_in(self) -> Dtype:
+        """The dtype of weights and computation. `block_of` returns a reference with the dtype of its actor."""
+        return self.dtype or "bf16"
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -424,11 +431,14 @@ class LanguageModelJobConfig(Config):
         """Return the config block of a component, such as `actor` or `reward.math`.
 
         If the block `reward` has a block for each reward, return that of the component's name; else return the block
-        of its role.
+        of its role. A reference without a dtype computes in that of the actor: before the first update, both have the
+        same probabilities.
         """
         role = component.partition(".")[0]
         if role == "reward":
             return self.reward_of(component)
+        if role == "reference" and self.reference.dtype is None:
+            return dataclasses.replace(self.reference, dtype=self.actor.compute)
         found: TrainedConfig | FrozenConfig | TextRolloutConfig | AgentConfig = getattr(
             self, role
         )

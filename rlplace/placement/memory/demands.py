@@ -678,7 +678,7 @@ class ScoringDemand:
     def footprint(self, placed: Placed) -> Footprint:
         block, number, parallel = (
             self.block,
-            DTYPE_BYTES[self.block.dtype],
+            DTYPE_BYTES[self.block.computed_in],
             placed.tensor_parallel,
         )
         process = placed.process(placed.groups)
@@ -700,7 +700,7 @@ class ScoringDemand:
             exchanged=placed.context_parallel,
             copied=shards > 1 or block.on_host,
             shared=shards > 1,
-            repeated=placed.kind == "cuda" and block.dtype == "fp32",
+            repeated=placed.kind == "cuda" and block.computed_in == "fp32",
         )
         forward = _parts(work.forward(), placed)
         host: dict[Residency, HostBytes]

@@ -287,7 +287,7 @@ class ModelScorer(Scorer, JoinedWorker):
         self._lm = FrozenLm(
             kind,
             self.folder,
-            block.dtype,
+            block.computed_in,
             mesh,
             device,
             on_host=block.on_host,

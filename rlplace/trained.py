@@ -57,7 +57,7 @@ def where(run: Path) -> str:
     newest = max(saved, key=lambda path: path.stat().st_mtime_ns)
     policy = with_whole_word(f"{'policy':<{_HEAD - 1}}", str(newest), indent=_HEAD)
     command = with_whole_word(
-        f"{'played by':<{_HEAD}}python -m rlplace.evaluate",
+        f"{'evaluate':<{_HEAD}}python -m rlplace.evaluate",
         shlex.quote(str(run)),
         indent=_HEAD,
         joined=" \\",

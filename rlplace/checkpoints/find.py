@@ -26,7 +26,7 @@ from rlplace.errors import ConfigError, Problem
 AUTO = "auto"
 # What other libraries call the newest checkpoint
 _NEWEST = ("latest", "last", "newest", "true", "True")
-ANEW = "start anew: resume=null"
+ANEW = "start a new run: resume=null"
 FOLDER = "checkpoints"  # of a run
 PART = ".part"  # behind the name of a checkpoint that is being written or removed
 # Name of a checkpoint: its iteration, and the number of the attempt at this iteration.

@@ -86,7 +86,7 @@ def _rows(report: Mapping[str, Any]) -> list[tuple[str, str]]:
         return f"{of['mean']:,.1f} ± {of['std']:,.1f}   ({of['min']:,.1f} to {of['max']:,.1f})"
 
     drawn = (
-        "the likeliest actions"
+        "the most likely actions"
         if report["deterministic"]
         else "actions drawn as in training"
     )
@@ -98,7 +98,7 @@ def _rows(report: Mapping[str, Any]) -> list[tuple[str, str]]:
         ("env", f"{report['env']}, {episodes}, {drawn}, seed {report['seed']}"),
         (
             "return",
-            f"{spread(report['return'])}   mean ± standard deviation (least to greatest)",
+            f"{spread(report['return'])}   mean ± standard deviation (lowest to highest)",
         ),
         ("length", f"{spread(report['length'])}   steps"),
         ("seconds", f"{report['seconds']:.1f}"),

@@ -473,7 +473,7 @@ def summary_text(report: Mapping[str, Any]) -> str:
     if checkpoint := report.get("checkpoint"):
         head = f"{'checkpoint':<{_HEAD - 1}}"
         lines.append(with_whole_word(head, str(checkpoint), indent=_HEAD))
-        saved = f"saving took {report['save_s']:.1f} s; resume=auto goes on with it"
+        saved = f"saving took {report['save_s']:.1f} s; resume=auto continues from it"
         lines.append(fitted(f"{'':<{_HEAD}}{saved}", _HEAD))
     head = f"{'files':<{_HEAD - 1}}"
     lines.append(with_whole_word(head, report["folder"], indent=_HEAD))
@@ -710,8 +710,8 @@ def _wait_rows(waits: Mapping[str, Mapping[str, Any]]) -> list[tuple[str, str]]:
         taken_s = seen["consumer_wait_s"]
         put_s = seen["producer_wait_s"]
         if putting and taking and max(taken_s, put_s) >= _LEAST_WAIT_S:
-            consumers = f"{taking} for {putting} {taken_s:.1f} s"
-            producers = f"{putting} for {taking} {put_s:.1f} s"
+            consumers = f"{taking} {taken_s:.1f} s for {putting}"
+            producers = f"{putting} {put_s:.1f} s for {taking}"
             texts.append(f"{name}: {consumers}, {producers}")
     return _headed("waited", texts, "summed over ranks")
 

@@ -97,7 +97,7 @@ def test_other_observations_and_actions_begin_their_layers_anew(
     [
         ({"actor.model.hidden": [32, 32]}, "'actor.model.hidden=[64, 64]'"),
         ({"actor.model.memory": "gru"}, "actor.model.memory=none"),
-        ({"init_from": "nowhere"}, "there is no 'nowhere'"),
+        ({"init_from": "nowhere"}, "does not contain 'nowhere'"),
     ],
 )
 def test_another_network_is_refused_with_the_line_to_paste(

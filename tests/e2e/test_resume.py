@@ -246,7 +246,7 @@ def test_another_experiment_is_refused_unless_it_is_named(tmp_path: Path) -> Non
     shaped = resume(
         tmp_path, *changed, "actor.model.hidden=[32]", "resume_allow=[actor.model]"
     )
-    assert "the saved state has no place for another value" in shaped.err
+    assert "the saved state does not fit another value" in shaped.err
     allowed = resume(tmp_path, *changed, joint)
     assert allowed.code == 0, allowed.err
     assert (
@@ -265,7 +265,7 @@ def test_after_a_run_of_another_task_a_run_of_this_one_is_proposed(
     assert refused.err.count("[other-experiment]") == 1, (
         "what else differs does not matter"
     )
-    assert "    fix: start anew: resume=null\n" in refused.err
+    assert "    fix: start a new run: resume=null\n" in refused.err
     assert (
         train(
             "hybrid_ppo",
@@ -312,7 +312,9 @@ def test_the_offer_to_start_anew_can_be_pasted(
 ) -> None:
     output = f"runner.output_dir={tmp_path}"
     assert main([*named, output, f"resume={tmp_path / 'none'}"]) == 2
-    line = capsys.readouterr().err.partition("fix: start anew: ")[2].splitlines()[0]
+    line = (
+        capsys.readouterr().err.partition("fix: start a new run: ")[2].splitlines()[0]
+    )
     assert line == ("resume=null" if named else "resume=null --config-name <name>")
     words = line.replace("<name>", "hybrid_ppo").split()
     assert (

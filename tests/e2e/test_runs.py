@@ -37,8 +37,8 @@ def played(
     text: str, run: Finished, saved: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The last lines name what was saved, and their command can be pasted."""
-    assert f"policy {run.folder}/{saved} played by " in " ".join(text.split())
-    command = text.partition("played by  python -m rlplace.evaluate ")[2]
+    assert f"policy {run.folder}/{saved} evaluate " in " ".join(text.split())
+    command = text.partition("evaluate   python -m rlplace.evaluate ")[2]
     words = shlex.split(command.replace("\\\n", " "))
     assert words == [str(run.folder)]
     assert evaluate.main([*words, "episodes=2"]) == 0

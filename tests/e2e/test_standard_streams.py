@@ -115,7 +115,7 @@ def test_a_run_whose_output_is_cut_off_trains_to_its_end(tmp_path: Path) -> None
     done = typed('"$@" | read', "rlplace.train", *words("train", tmp_path, tmp_path))
     assert done.stderr == ""
     (screen,) = tmp_path.rglob("screen.txt")
-    assert "played by  " in screen.read_text(encoding="utf-8")
+    assert "evaluate   " in screen.read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize("command", ["plan", "runs"])

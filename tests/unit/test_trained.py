@@ -19,15 +19,15 @@ def test_the_command_is_broken_between_words_and_can_be_pasted(
     run = Path("runs/a b/2026-11-28_19-03-12")
     run.mkdir(parents=True)
     (run / POLICY).touch()
-    policy, _, played = where(run).partition("\nplayed by")
-    command = f"played by{played}".splitlines()
+    policy, _, played = where(run).partition("\nevaluate")
+    command = f"evaluate{played}".splitlines()
     assert policy.split() == f"policy {run}/{POLICY}".split()
     assert max(map(len, policy.splitlines())) <= max(width, len(f"{run}/{POLICY}"))
     assert (len(command) == 1) == (width > 60)
     assert max(map(len, command)) <= width
     # A shell joins lines that end in a backslash.
     words = shlex.split("".join(command).replace("\\", ""))
-    assert words == ["played", "by", "python", "-m", "rlplace.evaluate", str(run)]
+    assert words == ["evaluate", "python", "-m", "rlplace.evaluate", str(run)]
 
 
 def test_a_run_without_a_policy_says_so(tmp_path: Path) -> None:

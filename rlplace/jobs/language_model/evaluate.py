@@ -104,7 +104,7 @@ def _around(rewards: Sequence[tuple[str, float]]) -> float | None:
 
 def _rows(report: Mapping[str, Any]) -> list[tuple[str, str]]:
     drawn = (
-        "the likeliest answers"
+        "the most likely answers"
         if report["deterministic"]
         else f"answers drawn as in training, seed {report['seed']}"
     )

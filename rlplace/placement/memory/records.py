@@ -34,7 +34,7 @@ _MOST_HOLDS = 6
 _ACCURACY = (
     "weights, gradients, optimizer state and KV cache are exact; activations are what an unfused model saves, an upper "
     "bound for fused ones; CUDA context, communicator buffers, captured graphs and what torch reserves beside its "
-    "tensors are assumed. What goes beyond is what memory.reserve is for."
+    "tensors are assumed. memory.reserve is for further memory."
 )
 
 

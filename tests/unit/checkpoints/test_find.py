@@ -200,7 +200,7 @@ def test_a_checkpoint_outside_of_a_run_has_no_place_to_go_on(
         )
         with refused(
             "not-a-checkpoint",
-            "lies in the folder of a run",
+            "has to be in the folder of a run",
             "<run>/checkpoints/",
             leaving=tmp_path,
         ):
@@ -453,7 +453,9 @@ def test_a_folder_that_is_no_checkpoint(runs: Path, tmp_path: Path) -> None:
     cases = {
         model: "they can be a start: actor.model.path",
         model / "model.safetensors": "they can be a start: actor.model.path",
-        run / "checkpoints" / "000030.part": "the run ended while it was written",
+        run
+        / "checkpoints"
+        / "000030.part": "the run ended while it wrote this checkpoint",
         runs: "a checkpoint has manifest.json, a run has checkpoints/",
     }
     for path, told in cases.items():
@@ -466,7 +468,7 @@ def test_a_folder_that_is_no_checkpoint(runs: Path, tmp_path: Path) -> None:
     with refused(
         "no-checkpoint",
         str(empty),
-        "before the first one was whole",
+        "before its first checkpoint was complete",
         f"resume={last}",
         leaving=tmp_path,
     ):

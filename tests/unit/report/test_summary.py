@@ -56,7 +56,7 @@ def test_a_summary_says_who_waited_for_whom_in_each_channel(
     ) | {"waits": waits}
     text = summary_text(report)
     assert (
-        "waited     actions: env for rollout 12.3 s, rollout for env 0.5 s   summed over ranks"
+        "waited     actions: env 12.3 s for rollout, rollout 0.5 s for env   summed over ranks"
         in text
     )
     monkeypatch.setenv("COLUMNS", "60")

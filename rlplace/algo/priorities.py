@@ -1,4 +1,4 @@
-"""Priorities of the steps in a replay memory, in a binary tree of sums: drawing and changing take log2(steps) passes.
+"""Priorities of the steps in a replay memory, in a binary tree of sums: a draw or a change takes log2(steps) passes.
 
 ::
 
@@ -17,7 +17,7 @@ _LEAST = 1e-6  # added to an error, so that no step has priority 0
 
 
 class Priorities:
-    """A priority for each of `steps` steps, and draws in proportion to it (Schaul et al., arXiv:1511.05952).
+    """Priorities of `steps` steps. Steps are drawn in proportion to their priorities (Schaul et al., arXiv:1511.05952).
 
     `exponent`: power of the error, alpha in the paper; 0 draws uniformly.
     """
@@ -48,7 +48,10 @@ class Priorities:
     def draw(
         self, count: int, random: np.random.Generator
     ) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
-        """Return (numbers of `count` steps, probability of each). One is drawn from each of `count` equal parts."""
+        """Return (numbers of `count` steps, probability of each).
+
+        The sum of all priorities is cut into `count` equal parts, and one step is drawn from each part.
+        """
         total = self._tree[1]
         sought = (np.arange(count) + random.random(count)) * (total / count)
         at = np.ones(count, np.int64)

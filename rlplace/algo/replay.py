@@ -34,8 +34,8 @@ class Steps:
 
     `observations`, `next_observations`: [T, R, *O]; after the end of an episode, `next_observations` has its last
     observation, and the next step's `observations` the first of the next episode. `actions`: [T, R, *A]. `rewards`,
-    `terminated`, `truncated`: [T, R]. `begins`: [R], whether the first step does not follow the last step that was
-    added before, though that step ended no episode.
+    `terminated`, `truncated`: [T, R]. `begins`: [R], whether the first step starts a new sequence: it does not
+    follow the last step that was added before, and that step ended no episode.
     """
 
     observations: Array
@@ -73,7 +73,7 @@ Batch = dict[str, Array]
 
 
 class ReplayMemory:
-    """The last `slots` steps of each of `rows` environments. Owns its arrays, which have their full size at once.
+    """The last `slots` steps of each of `rows` environments. Owns the arrays, which have their full size at once.
 
     `exponent`: alpha of prioritised sampling; None: samples are uniform. `correction`: beta, the power of the weights
     that correct for it.
@@ -123,7 +123,7 @@ class ReplayMemory:
         return min(self.written, self.slots) * self.rows
 
     def add(self, steps: Steps) -> None:
-        """Add steps of all rows. They overwrite the oldest ones if the memory is full."""
+        """Add steps of all rows. If the memory is full, the new steps overwrite the oldest steps."""
         # A row that begins anew does not go on from its last step
         if self.written:
             last = (self.written - 1) % self.slots
@@ -147,9 +147,9 @@ class ReplayMemory:
 
         `observations`, `actions`: of the first step. `rewards`: the discounted sum of up to n rewards, to the end of
         the episode or of the memory at most. `next_observations`: after these steps. `discounts`: gamma to the power
-        of their number; 0 if the last one terminated the episode. A truncated episode keeps its discount: the value of
-        its last observation counts. A prioritised memory adds `weights` and `steps`, the numbers that
-        `change_priorities` takes.
+        of their number; 0 if the last of these steps terminated the episode. If the episode was truncated, the
+        discount is not 0, because the value of the last observation counts. A prioritised memory adds `weights`, and
+        `steps`, the numbers that `change_priorities` takes.
         """
         oldest = max(0, self.written - self.slots)
         found: Batch = {}
@@ -216,9 +216,9 @@ class ReplayMemory:
             yield range(first, min(first + SEGMENT_SLOTS, filled))
 
     def changed_since(self, segment: range, written: int) -> bool:
-        """Return whether a slot of `segment` may have changed since the memory had `written` slots written.
+        """Return whether a slot of `segment` may have changed since the number of written slots was `written`.
 
-        The last slot before that may have been cut from its follower, so it counts as changed.
+        The last slot of that time counts as changed, because the next `add` may mark it as the end of a sequence.
         """
         if self.written - written >= self.slots or not written:
             return True
@@ -231,7 +231,7 @@ class ReplayMemory:
         _write(file, arrays)
 
     def write_head(self, file: Path) -> None:
-        """Write all else: how many slots were written, and the priorities. Raises OSError."""
+        """Write the number of written slots and the priorities, which the segments do not have. Raises OSError."""
         state: dict[str, Array] = {"written": np.array(self.written)}
         if self._priorities is not None:
             state |= self._priorities.state()

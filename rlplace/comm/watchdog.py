@@ -6,8 +6,8 @@
     env rank 0 ── an item of actions ──▶ rollout rank 0, which does not wait                          slow
     env rank 0 ── an item of actions ──▶ rollout rank 0, whose process has ended                      dead
 
-A get waits for any producer of the channel, a put for any consumer: those that have used the channel so far, at any
-key. A worker is stuck when all workers that it waits for are stuck or dead.
+A get waits for any producer of the channel, and a put waits for any consumer. Producers and consumers are the workers
+that have used the channel so far, with any key. A worker is stuck when all workers that it waits for are stuck or dead.
 """
 
 from __future__ import annotations

@@ -244,7 +244,7 @@ class Ends:
         self._count = 0
 
     def add(self, length: int, *, terminated: bool) -> None:
-        """Take the length of an episode that has ended. `terminated`: whether it was not truncated."""
+        """Add the length of an episode. `terminated`: whether the episode terminated; False: it was truncated."""
         if self._count < 0 or self.constant is not None:
             return
         same = self._length in (None, length)

@@ -1,7 +1,7 @@
-"""Looks at the numbers of images that are no bytes: a policy divides bytes by 255, and takes other numbers as they are.
+"""Check images whose numbers are not bytes: a policy divides bytes by 255, and does not scale other numbers.
 
-Numbers from 0 to 1 are right. Whole numbers up to 255 are bytes that were only converted, and numbers up to 1/255 were
-divided twice.
+Numbers from 0 to 1 are right. Whole numbers up to 255 were converted from bytes, but not divided by 255. Numbers up to
+1/255 were divided twice.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _ROUNDING = 1e-6
 
 
 class ImageRange:
-    """Compares the images of a simulator with the range that a policy expects, until a picture is not black.
+    """Compares images of a simulator with the range that a policy expects. The first image that is not black decides.
 
     `remark`: the text that says what is wrong, and how to correct it; None: nothing so far.
     """

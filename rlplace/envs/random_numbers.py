@@ -39,7 +39,7 @@ class RandomRemark(NamedTuple):
 
 
 class RandomNumbers:
-    """Compares the generators of the environments of one vector after their resets.
+    """Compares the random generators of the environments of one vector after their resets.
 
     `more`: whether later resets are still to be compared.
     """

@@ -123,7 +123,7 @@ class History:
         return False
 
     def lose(self, fault: Fault) -> None:
-        """Note a fault that has ended all workers.
+        """Record a fault that has ended all workers.
 
         `fault`: its `redone_s` has to be the whole training time before the fault, in seconds.
         """

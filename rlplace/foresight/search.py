@@ -2,12 +2,12 @@
 
 ::
 
-    sizes of components ──▶ places ──▶ who stays ──▶ a plan: checks, memory ledger ──▶ predicted seconds
+    sizes of components ──▶ places ──▶ residents ──▶ a plan: checks, memory ledger ──▶ predicted seconds
           bound              bound                     bound with its moves
 
-"Who stays" is the choice of components that stay resident on accelerators which they share. A branch is left out if its
+"residents" is the choice of components that stay resident on accelerators that they share. A branch is left out if its
 bound is not below the best value so far. When no branch is left, the best plan is proven to be the best under the
-profile. When time runs out before, the least bound of the open branches says how much better a plan could be at most.
+profile. When time runs out before, the smallest bound of the open branches limits how much better a plan can be.
 """
 
 from __future__ import annotations

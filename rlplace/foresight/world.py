@@ -98,7 +98,7 @@ class World:
         self._ready.append(process)
 
     def close(self) -> None:
-        """End all processes where they are. So nothing of them is left for Python's garbage collector."""
+        """Close the generators of all simulated processes, so that the garbage collector need not close them."""
         for process in self._processes:
             process.close()
 

@@ -144,8 +144,8 @@ def taken_branches(text: str, variables: Mapping[str, str]) -> tuple[str, list[B
 def launch_words(program: str, words: Sequence[str]) -> list[str]:
     """Return the words after the name of the Python script or module in a command whose words are known.
 
-    `program`: its first word. A command within a quoted word, as in `bash -c "..."`, is read in place of the whole one
-    if it has more options.
+    `program`: the first word of the command. If a quoted word contains a command, as in `bash -c "..."`, and the inner
+    command has more options, the inner command is read instead of the outer command.
     """
     text = shlex.join([program, *words])
     return [word.text for word in entry_words(text, script=False)]

@@ -97,7 +97,7 @@ class Critics(nn.Module):
 
 
 def layers(widths: Sequence[int], activation: str, *, ends: bool = False) -> nn.Module:
-    """Return linear layers of these widths with an activation between; with `ends` also behind the last one."""
+    """Return linear layers of these widths, with activations between them; with `ends`, also after the last layer."""
     made: list[nn.Module] = []
     for wide, narrow in itertools.pairwise(widths):
         made += [nn.Linear(wide, narrow), ACTIVATIONS[activation]()]
@@ -131,9 +131,9 @@ def new_critics(spaces: Spaces, of: OffPolicyActorConfig, seed: int) -> Critics:
 
 
 class Acting:
-    """A policy that acts: from observations as the simulator gives them to actions as it takes them.
+    """A policy that acts. Observations and actions are in the form of the simulator.
 
-    `spaces`: of the simulator. `network`: one of the policies above; its present weights decide.
+    `spaces`: those of the simulator. `network`: one of the policies above; its current weights are used.
     """
 
     def __init__(
@@ -154,13 +154,13 @@ class Acting:
         deterministic: bool = True,
         begins: ArrayLike | None = None,
     ) -> NDArray[Any]:
-        """Return an action for one observation, or N actions for N observations, as the simulator takes them.
+        """Return an action for one observation, or N actions for N observations, in the form of the simulator.
 
-        Choices begin at the first one of the space, elements are within its bounds.
+        Choices are counted from the `start` of the action space; elements are within its bounds.
 
-        `deterministic`: the action that the policy takes for the best one; if False, SAC draws an action. The other
-        algorithms explore by noise of their training alone. `begins`: is not needed, since the policy remembers
-        nothing.
+        `deterministic`: True: the action with the highest probability or value. False: SAC draws an action; TD3 and DQN
+        do the same as for True, because only their training adds noise. `begins`: not used, because the policy has
+        no memory.
         """
         actions = self.choose(observations, deterministic)
         if isinstance(self.spaces.actions, DiscreteActions):
@@ -170,7 +170,7 @@ class Acting:
     def choose(
         self, observations: ArrayLike, deterministic: bool = True
     ) -> NDArray[Any]:
-        """Return actions as `act` does, but choices counted from 0, as simulators of a run take them."""
+        """Return the same actions as `act`, but with choices counted from 0, as simulators of a run do."""
         shown = np.asarray(observations, np.float32)
         single = shown.ndim == len(self.spaces.observation_shape)
         batch = shown[None] if single else shown
@@ -210,7 +210,7 @@ class Acting:
         return found.reshape(len(observations), *self.spaces.actions.shape)
 
     def scaled(self, actions: NDArray[Any]) -> NDArray[Any]:
-        """Return actions as the simulator takes them: elements of [-1, 1] are scaled to the bounds of the space."""
+        """Return actions in the form of the simulator: elements of [-1, 1] are scaled to the bounds of the space."""
         if isinstance(self.spaces.actions, DiscreteActions):
             return actions
         middle = (self._high + self._low) / 2

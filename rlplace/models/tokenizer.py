@@ -374,8 +374,8 @@ class Chat:
         """Return a prompt as the text that the model reads, up to the place where the first answer begins.
 
         If the last message is of the assistant, the answer continues this message. Raises ConfigError if both the job
-        and the prompt have a system message, or if the template does not show the message that is to be continued, or
-        not the tools of the prompt.
+        and the prompt have a system message, or if the template does not show the message that is continued, or the
+        tools of the prompt.
         """
         messages = [Message("user", prompt)] if isinstance(prompt, str) else prompt
         arguments = dict(self._arguments or {})
@@ -414,9 +414,9 @@ class Chat:
         """Return the tokens between an answer and the next answer: the end of the answer's turn, and the reply `text`.
 
         The result ends where the next answer begins. `answer`: the tokens of the answer. If they end with a stop token,
-        the result does not repeat the stop token. Special tokens that are written in the reply, such as in one that
-        repeats the answer, are letters: they end no turn. Raises ConfigError if the template does not show an earlier
-        answer exactly once.
+        the result does not repeat the stop token. If the reply contains the text of a special token, because it may
+        repeat the answer, this text is encoded as ordinary letters and ends no turn. Raises ConfigError if the
+        template does not show an earlier answer exactly once.
         """
         text, special = self._tokenizer.with_marks(text, _WRITTEN)
         # Render a chat with a mark for the answer; the reply is what follows the mark

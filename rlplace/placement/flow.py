@@ -71,7 +71,7 @@ class Route:
 
     @property
     def shares(self) -> tuple[Share, ...]:
-        """All shares in row order. The tuple is built anew on each access."""
+        """All shares of the route, in the order of their rows. Each access builds a new tuple."""
         transports = self._transports()
         pieces = zip(
             self.sources, self.targets, pairwise(self.edges), transports, strict=True

@@ -1,4 +1,4 @@
-"""Go on with a checkpoint: find and verify it, compare its job with the one at hand, refuse another experiment.
+"""Resume from a checkpoint: find and verify it, compare its job with the current job, and refuse another experiment.
 
 ::
 

@@ -29,7 +29,8 @@ class GroupUsers:
     """Counts the users of torch.distributed's default process group in this process.
 
     With `cluster.launcher: inline`, the users are several: trainers with one rank each, and an engine of vLLM, which
-    makes subgroups of the group. The last user destroys the group. `lock`: hold it to look at the group and join it.
+    makes subgroups of the group. The last user destroys the group. `lock`: hold it while you check for the group and
+    join it.
     """
 
     def __init__(self) -> None:
@@ -48,9 +49,9 @@ class GroupUsers:
                 dist.destroy_process_group()
 
     def leave_by(self, shutdown: Callable[[], object]) -> None:
-        """Count one user less, whose `shutdown` destroys the group and its subgroups itself.
+        """Count one user less. The `shutdown` of this user destroys the group and its subgroups.
 
-        Others find no group afterwards, and leave it as it is.
+        The other users then find no group, and do nothing.
         """
         with self.lock:
             self._number -= 1

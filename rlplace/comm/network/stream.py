@@ -1,14 +1,15 @@
-"""A stream between processes of two nodes, without a channel server: the source makes items as the taker asks for
-them.
+"""A stream between processes of two nodes, without a channel server: the source makes an item when the taker requests
+the item.
 
 ::
 
     StreamSource   address ── on a channel ──▶ StreamTaker
-                   ◀── number of an item ──── DEALER          asks for the next while it uses the one before
-                   ROUTER ── item ──▶                         and says when it needs no more
+                   ◀── number of an item ──── DEALER          requests the next item early
+                   ROUTER ── item ──▶                         and reports when it needs no more items
 
-The source has a socket for one stream, with keys of its own. It keeps no item: one that was lost with a connection is
-made again. As between a process and a channel server, an end without a connection for `wire.LOST_S` counts as gone.
+The source has a socket for one stream, with its own keys. The source keeps no items: if a connection breaks, the source
+makes the lost item again. As between a process and a channel server, an end without a connection for `wire.LOST_S`
+counts as gone.
 """
 
 from __future__ import annotations

@@ -1,1 +1,1 @@
-"""GRPO, PPO and relatives: env asks prompts, engines answer, scorers judge, actor and critic learn."""
+"""GRPO, PPO and similar: env sends prompts, engines answer, scorers score the answers, actor and critic learn."""

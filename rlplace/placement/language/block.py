@@ -11,7 +11,7 @@
     reward: cpu                                                on no accelerator: a process of the first node
     reward: {node_group: node, placement: "1:0-3"}             four processes of node 1
 
-or, instead of lines, a named placement: `presets.py`. The way of a text:
+or, instead of lines, a named placement: `presets.py`. The steps from a text to its spec:
 
 ::
 

@@ -1,4 +1,4 @@
-"""The pieces of an iteration, in which acting and learning go on at the same time, and what each of them sees.
+"""The pieces of an iteration: while rollout acts in one piece, the actor makes the updates of the piece before.
 
 ::
 
@@ -6,7 +6,8 @@
     replay     add 0, draw │ add 1, draw │ add 2, draw │ ...    the updates of p see the steps of all pieces up to p
     actor           update 0 │ update 1 │ update 2 │ update 3
 
-What is seen depends on numbers of pieces alone, not on timing: a run can be repeated.
+The policy of a piece and the steps of an update depend only on the number of the piece, not on timing. So a run can be
+repeated.
 """
 
 from __future__ import annotations
@@ -61,7 +62,7 @@ class Pieces:
         return self.updates
 
     def syncs_before(self, iteration: int, piece: int) -> bool:
-        """Return whether a policy arrives before this piece: the one after the updates of two pieces before.
+        """Return whether rollout gets a policy before this piece: the policy after the updates of piece p - 2.
 
         The first pieces of an iteration act by the policy of the stage `sync`.
         """
@@ -69,7 +70,7 @@ class Pieces:
         return before >= 0 and self.updates_after(iteration, before) > 0
 
     def learning(self, iteration: int) -> Iterator[int]:
-        """Yield the pieces of an iteration that updates follow."""
+        """Yield the pieces of an iteration after which the actor makes updates."""
         for piece in range(self.count):
             if self.updates_after(iteration, piece):
                 yield piece

@@ -123,6 +123,57 @@ def tiny_vlm(
             if parameter.ndim == 1:
                 parameter.data += 0.1 * torch.randn_like(parameter)
     model.save_pretrained(folder)
+    _write_tokenizer(folder)
+    cell = (PATCH * MERGE) ** 2
+    processor = {
+        "image_processor_type": "Qwen2VLImageProcessor",
+        "patch_size": PATCH,
+        "merge_size": MERGE,
+        "temporal_patch_size": 2,
+        "size": {"shortest_edge": cell, "longest_edge": most * cell},
+    }
+    (folder / "preprocessor_config.json").write_text(json.dumps(processor))
+    return folder
+
+
+def tiny_smolvlm(folder: Path, *, side: int = 16, hidden: int = 16) -> Path:
+    """A SmolVLM with random weights and a tokenizer. `side`: pixels each way of its images."""
+    import torch
+    import transformers
+
+    sizes: dict[str, Any] = {
+        "hidden_size": hidden,
+        "intermediate_size": 2 * hidden,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 2,
+    }
+    config = transformers.SmolVLMConfig(
+        vision_config={**sizes, "image_size": side, "patch_size": PATCH},
+        text_config={
+            **sizes,
+            "model_type": "llama",
+            "num_key_value_heads": 2,
+            "vocab_size": len(_SPECIAL) + len(_WORDS),
+            "pad_token_id": PAD,
+            "bos_token_id": None,
+            "eos_token_id": END,
+        },
+        scale_factor=MERGE,
+        image_token_id=IMAGE,
+        pad_token_id=PAD,
+        dtype="float32",
+    )
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        model = transformers.AutoModelForImageTextToText.from_config(config)
+    model.save_pretrained(folder)
+    _write_tokenizer(folder)
+    return folder
+
+
+def _write_tokenizer(folder: Path) -> None:
+    import transformers
+
     words = models.WordLevel(
         {word: at for at, word in enumerate([*_SPECIAL, *_WORDS])}, unk_token="<unk>"
     )
@@ -137,16 +188,6 @@ def tiny_vlm(
     )
     tokenizer.chat_template = _CHAT
     tokenizer.save_pretrained(folder)
-    cell = (PATCH * MERGE) ** 2
-    processor = {
-        "image_processor_type": "Qwen2VLImageProcessor",
-        "patch_size": PATCH,
-        "merge_size": MERGE,
-        "temporal_patch_size": 2,
-        "size": {"shortest_edge": cell, "longest_edge": most * cell},
-    }
-    (folder / "preprocessor_config.json").write_text(json.dumps(processor))
-    return folder
 
 
 def png(

@@ -21,7 +21,7 @@ MARKED: JobName = "language_model"
 # Tag (a key that selects a kind) -> its value -> the job that has it.
 TAGS: Mapping[str, Mapping[str, JobName]] = {
     "actor.model.kind": {
-        **dict.fromkeys(("cnn", "transformer", "module", "mlp"), USUAL),
+        **dict.fromkeys(("cnn", "transformer", "vla", "module", "mlp"), USUAL),
         "causal_lm": MARKED,
     },
     "env.kind": {

@@ -61,7 +61,10 @@ Actions = DiscreteActions | MultiDiscreteActions | ContinuousActions
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Part:
-    """One entry of an observation that is a Dict or a Tuple, such as a camera image."""
+    """One entry of an observation that is a Dict or a Tuple, such as a camera image.
+
+    A text is a row of bytes: UTF-8, and zeros behind it.
+    """
 
     name: str
     shape: tuple[int, ...]
@@ -72,16 +75,22 @@ class Part:
         """The number of elements of the entry."""
         return math.prod(self.shape)
 
+    @property
+    def is_text(self) -> bool:
+        """Whether the entry is a text; an image has two axes or more."""
+        return self.dtype == "uint8" and len(self.shape) == 1
+
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Spaces:
     """The shapes and types of the observations and actions of a job. An observation is always one array.
 
     If a simulator's observation is a Dict or a Tuple, its entries are joined to one row of float32 numbers. If an entry
-    is an image, the row consists of bytes, with all float32 numbers before the images::
+    is an image or a text, the row consists of bytes, with all float32 numbers before the images and texts::
 
         position [3] float32, speed [1] float32                      [4] float32
         position [3] float32, camera [64, 64, 3] uint8               [12 + 12288] uint8
+        camera [64, 64, 3] uint8, instruction [20] uint8             [12288 + 20] uint8
 
     For a policy with memory, an observation is also such a row, and the policy's memory comes first::
 
@@ -206,6 +215,11 @@ class Spaces:
                 shape=shape, low=taken.low * chunk, high=taken.high * chunk
             )
         return dataclasses.replace(self, actions=actions, chunk=chunk)
+
+    @property
+    def texts(self) -> tuple[Part, ...]:
+        """The parts that are texts."""
+        return tuple(part for part in self.parts if part.is_text)
 
     @property
     def images(self) -> tuple[Part, ...]:

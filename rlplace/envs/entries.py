@@ -62,11 +62,18 @@ def is_image(space: gymnasium.Space[Any]) -> bool:
     )
 
 
+def text_bytes(space: spaces.Text) -> int:
+    """Return for how many bytes of UTF-8 the longest text of a space has room."""
+    widest = max(len(letter.encode()) for letter in space.characters)
+    return int(space.max_length) * widest
+
+
 def reader_of(name: str, space: gymnasium.Space[Any]) -> Reader:
     """Return the function that reads an entry of `space`. It raises Unfit for a value that is not in the space.
 
-    An entry of a Box keeps its shape. A choice among n values becomes n float32 numbers: 1 for the chosen value, else
-    0. `name`: name of the entry for errors; "" for an observation that is a single array.
+    An entry of a Box keeps its shape. A text becomes bytes of UTF-8, with zeros behind them. A choice among n values
+    becomes n float32 numbers: 1 for the chosen value, else 0. `name`: name of the entry for errors; "" for an
+    observation that is a single array.
     """
     place = "the observation"
     if name:
@@ -77,6 +84,8 @@ def reader_of(name: str, space: gymnasium.Space[Any]) -> Reader:
         return _choices(place, space)
     if isinstance(space, spaces.MultiBinary):
         return _switches(place, space)
+    if isinstance(space, spaces.Text):
+        return _text(place, space)
     assert isinstance(space, spaces.Box), "encoding_of has refused it"
     if is_image(space):
         return _image(place, space)
@@ -196,6 +205,24 @@ def _switches(place: str, space: spaces.MultiBinary) -> Reader:
         if not ((array == 0) | (array == 1)).all():
             raise Unfit("choice", in_words(shown), place=place, expected=expected)
         return np.array(array.ravel(), np.float32)
+
+    return read
+
+
+def _text(place: str, space: spaces.Text) -> Reader:
+    size = text_bytes(space)
+    expected = f"a text of at most {space.max_length} characters"
+
+    def read(shown: Any) -> NDArray[Any]:
+        # A zero would end the text: it is what fills the row
+        if not isinstance(shown, str) or "\0" in shown:
+            raise Unfit("numbers", in_words(shown), place=place, expected=expected)
+        row = np.zeros(size, np.uint8)
+        stored = shown.encode()
+        if len(stored) > size:
+            raise Unfit("numbers", in_words(shown), place=place, expected=expected)
+        row[: len(stored)] = np.frombuffer(stored, np.uint8)
+        return row
 
     return read
 

@@ -214,10 +214,12 @@ def _stateful_layer(env: gymnasium.Env[Any, Any]) -> Any:
     from gymnasium import wrappers
 
     from rlplace.envs.layers import Layer
+    from rlplace.envs.reach import Nearer
     from rlplace.envs.wrappers import Shown
 
     stateless = (
         Layer,
+        Nearer,
         Shown,
         wrappers.NormalizeObservation,
         wrappers.NormalizeReward,

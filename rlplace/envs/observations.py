@@ -15,7 +15,14 @@ from gymnasium import spaces
 from numpy.typing import NDArray
 
 from rlplace.envs.contract import Part
-from rlplace.envs.entries import Reader, Unfit, in_words, is_image, reader_of
+from rlplace.envs.entries import (
+    Reader,
+    Unfit,
+    in_words,
+    is_image,
+    reader_of,
+    text_bytes,
+)
 
 _Vector = spaces.Discrete | spaces.MultiDiscrete | spaces.MultiBinary
 _NOTHING = np.empty(0, np.float32)
@@ -46,10 +53,13 @@ class Encoding:
 
 
 def encoding_of(space: gymnasium.Space[Any]) -> Encoding | None:
-    """Return how observations of a space become arrays; None if they cannot, such as texts or graphs."""
+    """Return how observations of a space become arrays; None if they cannot, such as graphs or a single text."""
     places = list(_places(space))
-    plain = [isinstance(entry, spaces.Box | _Vector) for _, entry in places]
-    if not places or not all(plain):
+    plain = [
+        isinstance(entry, spaces.Box | spaces.Text | _Vector) for _, entry in places
+    ]
+    # A text is an entry beside others: by itself it is nothing that a policy reads
+    if not places or not all(plain) or isinstance(space, spaces.Text):
         return None
     numbers = tuple(
         keys
@@ -73,7 +83,7 @@ def encoding_of(space: gymnasium.Space[Any]) -> Encoding | None:
     named = [
         (_part(".".join(map(str, keys)), entry), keys, entry) for keys, entry in places
     ]
-    # Numbers first, then images; otherwise in their order
+    # Numbers first, then images and texts; otherwise in their order
     named.sort(key=lambda place: place[0].dtype == "uint8")
     parts = tuple(part for part, _, _ in named)
     count = sum(part.dtype == "float32" for part in parts)
@@ -139,7 +149,7 @@ def _places(
 
 
 def _part(name: str, space: gymnasium.Space[Any]) -> Part:
-    """Return shape and type of an entry in the row: bytes if the entry is an image, else float32 numbers.
+    """Return shape and type of an entry in the row: bytes if the entry is an image or a text, else float32 numbers.
 
     `name`, `space`: of the entry.
     """
@@ -147,6 +157,8 @@ def _part(name: str, space: gymnasium.Space[Any]) -> Part:
         shape = tuple(space.shape)
         dtype: Literal["float32", "uint8"] = "uint8" if is_image(space) else "float32"
         return Part(name=name, shape=shape, dtype=dtype)
+    if isinstance(space, spaces.Text):
+        return Part(name=name, shape=(text_bytes(space),), dtype="uint8")
     return Part(name=name, shape=(spaces.flatdim(space),))
 
 

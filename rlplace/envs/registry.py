@@ -23,6 +23,7 @@ from rlplace.config.blocks.policies import (
     MlpConfig,
     ModuleConfig,
     TransformerConfig,
+    VlaConfig,
 )
 from rlplace.envs.contract import image_size
 from rlplace.errors import ConfigError, Problem, did_you_mean, suggestion
@@ -516,6 +517,10 @@ def spaces_of_job(config: SimulatorJobConfig) -> Spaces:
     pictures = [part for part in spaces.entries if part.dtype == "uint8"]
     model = config.actor.policy
     got = ", ".join(f"{part.name} {list(part.shape)}".strip() for part in pictures)
+    # Texts are for models that read them
+    if spaces.texts and not isinstance(model, ModuleConfig | VlaConfig):
+        text = spaces.texts[0].name
+        raise config_error("model-misfit", "actor.model.kind", text, error="text")
     if isinstance(model, MlpConfig) and pictures:
         raise config_error("model-misfit", "actor.model.kind", got, error="images")
     # A CNN takes images, with as many layers and pixels as its network needs

@@ -23,6 +23,7 @@ from rlplace.config.blocks.policies import (
     MlpConfig,
     ModuleConfig,
     TransformerConfig,
+    VlaConfig,
 )
 from rlplace.config.blocks.training import ActorConfig, AlgorithmConfig
 from rlplace.envs import contract
@@ -42,7 +43,7 @@ _KINDS = (
 _TOLD = ("code", "key", "what", "got", "why", "fix")
 _MODELS = {
     kind.__name__: kind
-    for kind in (CnnConfig, MlpConfig, ModuleConfig, TransformerConfig)
+    for kind in (CnnConfig, MlpConfig, ModuleConfig, TransformerConfig, VlaConfig)
 }
 _ACTIONS = {kind.__name__: kind for kind in _KINDS}
 

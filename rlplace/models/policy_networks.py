@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import TYPE_CHECKING, cast
 
 import torch
 from torch import Tensor, nn
@@ -13,6 +14,7 @@ from rlplace.config.blocks.policies import (
     ModuleConfig,
     PolicyConfig,
     TransformerConfig,
+    VlaConfig,
 )
 from rlplace.config.blocks.training import ActorConfig, AlgorithmConfig
 from rlplace.envs.contract import Spaces
@@ -27,6 +29,9 @@ from rlplace.models.networks import (
 )
 from rlplace.models.recurrent import NumberEncoder, RecurrentNetwork, StepByStep
 from rlplace.models.transformer import ChunkTransformer
+
+if TYPE_CHECKING:
+    from rlplace.models.vla import Vla
 
 PolicyNetwork = ActorCritic | NetworkPolicy
 # Observations and noise -> actions, log-probabilities, values and, with a memory, the
@@ -66,6 +71,8 @@ def build_policy(
         network = _network(spaces.shown, model)
     if isinstance(network, ImageNetwork | RecurrentNetwork | ChunkTransformer):
         network.initialise(generator)
+    elif isinstance(model, VlaConfig):
+        cast("Vla", network).initialise(generator)
     return NetworkPolicy(
         spaces,
         network,
@@ -83,6 +90,11 @@ def _network(spaces: Spaces, model: PolicyConfig) -> nn.Module:
         return own
     if isinstance(model, TransformerConfig):
         return ChunkTransformer(spaces, model)
+    if isinstance(model, VlaConfig):
+        # Imported here: no other policy needs transformers
+        from rlplace.models.vla import Vla
+
+        return Vla(spaces, model)
     if not model.remembered:
         assert isinstance(model, CnnConfig), model
         return ImageNetwork(spaces, model)

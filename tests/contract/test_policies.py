@@ -46,6 +46,16 @@ GRU = {"kind": "mlp", "hidden": [16], "memory": "gru", "memory_size": 6}
 LSTM = {**IMPALA, "memory": "lstm", "memory_size": 5}
 REMEMBERS = {"kind": "module", "name": "tests.own_network:Remembers", "remembered": 4}
 TRANSFORMER = {"kind": "transformer", "width": 16, "patch": 3}
+WORDS = ("go", "left", "right")
+VLA = {
+    "kind": "vla",
+    "words": WORDS,
+    "instruction_tokens": 3,
+    "width": 16,
+    "heads": 2,
+    "layers": 1,
+    "patch": 2,
+}
 VECTOR, PIXELS = (
     {"observation_shape": (4,)},
     {"observation_shape": (40, 36, 3), "observation_dtype": "uint8"},
@@ -60,6 +70,15 @@ MIXED = {
     "observation_shape": (4 * 5 + 9 * 7,),
     "observation_dtype": "uint8",
     "parts": ENTRIES,
+}
+INSTRUCTED = {
+    "observation_shape": (4 * 2 + 8 * 8 * 3 + 8,),
+    "observation_dtype": "uint8",
+    "parts": (
+        Part(name="state", shape=(2,)),
+        Part(name="image", shape=(8, 8, 3), dtype="uint8"),
+        Part(name="instruction", shape=(8,), dtype="uint8"),
+    ),
 }
 
 
@@ -103,6 +122,10 @@ class Case:
         if spaces.numbers:
             normal = numbers.standard_normal((rows, spaces.numbers)).astype(np.float32)
             seen[:, : 4 * spaces.numbers] = normal.view(np.uint8)
+        if spaces.texts:
+            for row, text in enumerate(seen):
+                said = f"go {WORDS[1 + row % 2]}" if row % 3 else WORDS[0]
+                text[-8:] = np.frombuffer(said.encode().ljust(8, b"\0"), np.uint8)
         return torch.from_numpy(seen)
 
     def noise(self, rows: int = ROWS) -> Tensor:
@@ -128,6 +151,8 @@ CASES = {
         TRANSFORMER, Spaces(actions=BUTTONS, **MIXED).chunked(3)
     ),
     "transformer of one": Case(TRANSFORMER, Spaces(actions=SWITCHES, **STACK)),
+    "vla": Case(VLA, Spaces(actions=SWITCHES, **INSTRUCTED)),
+    "vla of a chunk": Case(VLA, Spaces(actions=BUTTONS, **INSTRUCTED).chunked(2)),
     "gru of numbers": Case(GRU, Spaces(actions=ARM, **VECTOR).remembering(6)),
     "lstm of a dict": Case(LSTM, Spaces(actions=BUTTONS, **MIXED).remembering(10)),
     "own with memory": Case(REMEMBERS, Spaces(actions=BUTTONS, **MIXED).remembering(4)),

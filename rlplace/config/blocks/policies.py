@@ -95,6 +95,56 @@ class TransformerConfig:
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class VlaConfig:
+    """A vision-language-action policy: a vision-language model of transformers that chooses bins of actions.
+
+    Without `path`, the model is a small SmolVLM from scratch, of `width`, `layers`, `vision_layers`, `heads` and
+    `patch`, that reads the words of `words`. With `path`, these keys have no effect.
+    """
+
+    kind: Literal["vla"] = knob(
+        "a vision-language model of transformers, for actions in bins", "vla"
+    )
+    path: str | None = knob(
+        "folder of a SmolVLM or an Idefics3; null: a small SmolVLM from scratch", None
+    )
+    image: str | None = knob(
+        "entry of the observation that is the camera image; null: the only image", None
+    )
+    instruction: str | None = knob(
+        "entry of the observation that is the instruction; null: the only text, if there is one",
+        None,
+    )
+    state: tuple[str, ...] = knob(
+        "entries of numbers that are read, such as joint angles; none: all", ()
+    )
+    instruction_tokens: int = knob(
+        "most tokens of an instruction; shorter ones are padded", 16, minimum=1
+    )
+    words: tuple[str, ...] = knob("without a path: the words of instructions", ())
+    width: int = knob(
+        "without a path: of a token; a multiple of 2 x heads", 64, minimum=1
+    )
+    layers: int = knob("without a path: of the decoder", 2, minimum=1)
+    vision_layers: int = knob("without a path: of the vision tower", 1, minimum=1)
+    heads: int = knob("without a path: of each attention", 4, minimum=1)
+    patch: int = knob(
+        "without a path: pixels each way of a patch; 2 x 2 patches are a token",
+        4,
+        minimum=1,
+    )
+
+    @property
+    def remembered(self) -> int:
+        return 0
+
+    @property
+    def initial_log_std(self) -> float:
+        """Without effect: the actions are choices."""
+        return 0.0
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class ModuleConfig:
     """A custom policy network.
 
@@ -114,4 +164,4 @@ class ModuleConfig:
     )
 
 
-PolicyConfig = MlpConfig | CnnConfig | TransformerConfig | ModuleConfig
+PolicyConfig = MlpConfig | CnnConfig | TransformerConfig | VlaConfig | ModuleConfig

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from rlplace.checks import evaluation
 from rlplace.checks.rule import broken
-from rlplace.config.blocks.policies import ModuleConfig
+from rlplace.config.blocks.policies import ModuleConfig, VlaConfig
 from rlplace.config.blocks.simulator import SimulatorJobConfig
 from rlplace.contract.requests import Evaluation, EvaluationRequest, ExportRequest
 from rlplace.contract.stages import Work
@@ -23,6 +23,7 @@ from rlplace.jobs.trained import TrainedJob
 from rlplace.jobs.variants import check_variant
 from rlplace.metrics import ENDLESS_EPISODES, MISMATCH, PLAYED_EPISODES
 from rlplace.models.custom_module import check_module
+from rlplace.models.vla_entries import check_vla
 from rlplace.placement.machines.topology import Topology
 from rlplace.placement.memory.ledger import Measurements, MemoryCase
 from rlplace.placement.plan import Plan
@@ -52,10 +53,14 @@ class SimulatorJob(TrainedJob):
     def _spaces(self, config: SimulatorJobConfig) -> Spaces:
         """Return the observation and action spaces of the config's simulator.
 
-        The first call for a config creates the simulator. The spaces are cached for the last config only.
+        The first call for a config creates the simulator. The spaces are cached for the last config only. Raises
+        ConfigError if the policy cannot take them.
         """
         if self._seen is None or self._seen[0] is not config:
-            self._seen = (config, spaces_of_job(config))
+            spaces = spaces_of_job(config)
+            if isinstance(config.actor.policy, VlaConfig):
+                check_vla(spaces, config.actor.policy)
+            self._seen = (config, spaces)
         return self._seen[1]
 
     def needs(self, config: SimulatorJobConfig) -> Needs:

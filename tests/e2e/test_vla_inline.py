@@ -1,0 +1,87 @@
+"""Whole runs of a vision-language-action policy: through all stages, from a folder, resumed, evaluated, in chunks."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from rlplace.cli.evaluate import main as evaluate
+from tests.e2e.training import INLINE_LAUNCHER, Finished, train
+from tests.tiny_vlm import tiny_smolvlm
+
+SMALL = (
+    INLINE_LAUNCHER,
+    "env.total_num_envs=4",
+    "env.kwargs={pixels: 16}",
+    "algorithm.rollout_steps=8",
+    "algorithm.epochs=1",
+    "algorithm.num_minibatches=2",
+    "checkpoint.every=1",
+)
+NET = (
+    "actor.model.width=16",
+    "actor.model.heads=2",
+    "actor.model.layers=1",
+    "actor.model.patch=4",
+)
+
+
+def learn(output: Path, *overrides: str) -> Finished:
+    run = train("vla_reach", output, *SMALL, *NET, *overrides)
+    assert run.code == 0, run.err + run.out
+    return run
+
+
+def test_a_resumed_run_goes_on_to_the_same_numbers(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    whole = learn(tmp_path / "whole", "runner.total_iterations=2")
+    learn(tmp_path / "cut", "runner.total_iterations=1")
+    resumed = learn(tmp_path / "cut", "runner.total_iterations=2", "resume=auto")
+    names = (
+        "actor/policy_loss",
+        "actor/value_loss",
+        "actor/entropy",
+        "actor/grad_norm",
+    )
+    last = whole.metrics()[-1]
+    assert [last[name] for name in names] == [
+        resumed.metrics()[-1][name] for name in names
+    ]
+    # Rollout and learner agree on the probability of what was done
+    assert all(row["actor/mismatch"] < 1e-5 for row in whole.metrics())
+    capsys.readouterr()
+    assert evaluate([str(whole.folder), "episodes=4", "--format", "json"]) == 0
+    assert 0 <= json.loads(capsys.readouterr().out)["return"]["mean"] <= 1
+
+
+@pytest.mark.slow  # tests/unit/models/test_vla.py reads a folder
+def test_chunks_of_a_model_from_a_folder(tmp_path: Path) -> None:
+    """The folder's image size differs from that of the camera."""
+    folder = tiny_smolvlm(tmp_path / "model", side=8)
+    run = learn(
+        tmp_path / "runs",
+        f"actor.model.path={folder}",
+        "actor.model.instruction_tokens=8",
+        "rollout.action_chunk=2",
+        "runner.total_iterations=1",
+    )
+    (row,) = run.metrics()
+    assert (row["env/steps"], row["actor/samples"]) == (4 * 8 * 2, 4 * 8)
+    assert row["actor/mismatch"] < 1e-5
+
+
+@pytest.mark.slow  # tests/unit/models/test_vla.py has the error
+def test_a_word_that_is_not_known_ends_the_run_with_the_fix(tmp_path: Path) -> None:
+    run = train(
+        "vla_reach",
+        tmp_path,
+        *SMALL,
+        *NET,
+        "actor.model.words=[reach, go, to, the, red, green, blue]",
+        "runner.total_iterations=1",
+    )
+    assert run.code != 0
+    assert "fix: words: [reach, go, to, the, red, green, blue, square]" in run.err

@@ -211,7 +211,7 @@ def _switches(place: str, space: spaces.MultiBinary) -> Reader:
 
 def _text(place: str, space: spaces.Text) -> Reader:
     size = text_bytes(space)
-    expected = f"a text of at most {space.max_length} characters"
+    expected = f"a text of at most {space.max_length} characters of its charset"
 
     def read(shown: Any) -> NDArray[Any]:
         # A zero would end the text: it is what fills the row

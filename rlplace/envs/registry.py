@@ -25,6 +25,7 @@ from rlplace.config.blocks.policies import (
     TransformerConfig,
     VlaConfig,
 )
+from rlplace.config.yaml_text import show
 from rlplace.envs.contract import image_size
 from rlplace.errors import ConfigError, Problem, did_you_mean, suggestion
 from rlplace.extras import install_command
@@ -501,6 +502,36 @@ def without_statistics(config: SimulatorEnvConfig) -> ConfigError:
     return config_error("no-statistics", key, got)
 
 
+def with_wrapper(
+    config: SimulatorEnvConfig, name: str, kwargs: Mapping[str, object]
+) -> str:
+    """Return the wrappers of a config as YAML, with a wrapper as the outermost one. Others of its name are left out.
+
+    `name`, `kwargs`: of the wrapper.
+    """
+    wrappers: list[Mapping[str, object]] = []
+    for wrapper in config.wrappers:
+        if wrapper.name == name:
+            continue
+        described: dict[str, object] = {"name": wrapper.name}
+        if wrapper.kwargs:
+            described["kwargs"] = wrapper.kwargs
+        wrappers.append(described)
+    return show([*wrappers, {"name": name, "kwargs": kwargs}])
+
+
+def without_texts(config: SimulatorEnvConfig, spaces: Spaces) -> str:
+    """Return how the observations of a simulator can do without texts: a line for the config, where there is one."""
+    if config.kind != "gymnasium":
+        return "return observations without texts"
+    # Entries of an inner Dict are kept or left out with it
+    texts = {part.name.partition(".")[0] for part in spaces.texts}
+    entries = dict.fromkeys(part.name.partition(".")[0] for part in spaces.parts)
+    kept = [entry for entry in entries if entry not in texts]
+    name = "gymnasium.wrappers:FilterObservation"
+    return f"env.wrappers: {with_wrapper(config, name, {'filter_keys': kept})}"
+
+
 def normalizes_images(config: SimulatorJobConfig) -> bool:
     """Return whether a policy normalises images of float32 numbers, or may do so: a module of the user."""
     own = isinstance(config.actor.policy, ModuleConfig)
@@ -519,8 +550,14 @@ def spaces_of_job(config: SimulatorJobConfig) -> Spaces:
     got = ", ".join(f"{part.name} {list(part.shape)}".strip() for part in pictures)
     # Texts are for models that read them
     if spaces.texts and not isinstance(model, ModuleConfig | VlaConfig):
-        text = spaces.texts[0].name
-        raise config_error("model-misfit", "actor.model.kind", text, error="text")
+        images = any(part.dtype == "uint8" for part in spaces.images)
+        raise config_error(
+            "model-misfit",
+            "actor.model.kind",
+            spaces.texts[0].name,
+            error="text" if images else "text-alone",
+            wrappers=without_texts(config.env, spaces),
+        )
     if isinstance(model, MlpConfig) and pictures:
         raise config_error("model-misfit", "actor.model.kind", got, error="images")
     # A CNN takes images, with as many layers and pixels as its network needs

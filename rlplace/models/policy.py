@@ -326,10 +326,12 @@ def _traced(policy: Policy, out: Path) -> torch.jit.ScriptModule:
     """Return the policy as a traced module.
 
     `out`: the file to write, for errors. Raises ConfigError if the traced module gives other actions than the policy
-    for a second batch, or if the policy has a memory.
+    for a second batch, or if the policy has a memory or reads texts.
     """
     if policy.network.remembered:
         raise _not_traced(out, "memory")
+    if policy.spaces.texts:
+        raise _not_traced(out, "texts")
     traced: torch.jit.ScriptModule = torch.jit.trace(
         policy,
         _example(policy),

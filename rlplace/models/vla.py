@@ -35,6 +35,7 @@ from transformers import SmolVLMForConditionalGeneration as SmolVLM
 
 from rlplace.codes import config_error
 from rlplace.config.blocks.policies import VlaConfig
+from rlplace.config.yaml_text import show
 from rlplace.envs.contract import (
     DiscreteActions,
     MultiDiscreteActions,
@@ -49,11 +50,15 @@ from rlplace.models.networks import (
     scaled_pixels,
 )
 from rlplace.models.vla_entries import MERGED, VlaEntries, entries_for
+from rlplace.units import clipped
 
+_PATH = "actor.model.path"
 _FIRST_DEVIATION = 0.02
+# Characters of a library's reason that an error shows
+_SHOWN = 200
 # Different instructions whose tokens are kept
 _KEPT = 65_536
-# Token that pads instructions of words
+# Stands behind the tokens of a shorter instruction, and is not read; tokens of words begin behind it
 _PAD = 0
 
 
@@ -66,8 +71,11 @@ class Vla(nn.Module):
         actions = spaces.actions
         assert isinstance(actions, DiscreteActions | MultiDiscreteActions)
         self._bins = (actions.n,) if isinstance(actions.n, int) else actions.n
-        self._texts = _Texts(config)
         model = _model(spaces, self._entries, config)
+        embedding = model.text_model.get_input_embeddings()
+        self._texts: _Texts | None = None
+        if self._entries.instruction is not None:
+            self._texts = _Texts(config, embedding.num_embeddings)
         self.vision = model.vision_model
         self.connector = model.connector
         self.decoder = model.text_model
@@ -99,10 +107,10 @@ class Vla(nn.Module):
         tokens = [self._seen(by_name[self._entries.image.name], dtype)]
         rows = len(tokens[0])
         masks = [tokens[0].new_ones(rows, tokens[0].shape[1], dtype=torch.bool)]
-        if self._entries.instruction is not None:
-            ids = self._texts(by_name[self._entries.instruction.name])
+        if self._entries.instruction is not None and self._texts is not None:
+            ids, said = self._texts(by_name[self._entries.instruction.name])
             tokens.append(self.decoder.get_input_embeddings()(ids).to(dtype))
-            masks.append(ids != self._texts.pad)
+            masks.append(said)
         if self.state is not None:
             numbers = [
                 by_name[part.name].flatten(1).to(dtype) for part in self._entries.state
@@ -143,38 +151,41 @@ class Vla(nn.Module):
 
 
 class _Texts:
-    """Turns instructions, N texts as bytes [N, S], into token ids [N, tokens of an instruction].
+    """Turns instructions, N texts as bytes [N, S], into token ids. All have the length `instruction_tokens`.
 
-    `pad`: the id behind the tokens of a shorter instruction.
+    `vocabulary`: the number of tokens that the model has.
     """
 
-    def __init__(self, config: VlaConfig) -> None:
+    def __init__(self, config: VlaConfig, vocabulary: int) -> None:
         self._size = config.instruction_tokens
-        self.pad = _PAD
         read: Callable[[str], Sequence[int]]
         if config.path is None:
             self._words: Mapping[str, int] = {
-                word: number for number, word in enumerate(config.words, start=1)
+                word.lower(): number for number, word in enumerate(config.words, 1)
             }
             read = self._by_words
         else:
-            tokenizer = AutoTokenizer.from_pretrained(
-                config.path, local_files_only=True
-            )
-            self.pad = tokenizer.pad_token_id or 0
+            tokenizer = _tokenizer(config.path, vocabulary)
             read = functools.partial(tokenizer.encode, add_special_tokens=False)
         self._read = read
-        self._ids = functools.lru_cache(maxsize=_KEPT)(self._padded)
+        self._ids = functools.lru_cache(maxsize=_KEPT)(self._ids_of)
 
-    def __call__(self, texts: Tensor) -> Tensor:
-        rows = np.ascontiguousarray(texts.cpu().numpy())
-        ids = [self._ids(row.tobytes()) for row in rows]
-        return torch.tensor(ids, device=texts.device)
+    def __call__(self, texts: Tensor) -> tuple[Tensor, Tensor]:
+        """Return token ids, and where an instruction has a token: [N, tokens of an instruction] int64 and bool."""
+        padded = []
+        lengths = []
+        for row in np.ascontiguousarray(texts.cpu().numpy()):
+            ids = self._ids(row.tobytes())
+            padded.append((*ids, *itertools.repeat(_PAD, self._size - len(ids))))
+            lengths.append(len(ids))
+        places = torch.arange(self._size)
+        said = places < torch.tensor(lengths)[:, None]
+        return torch.tensor(padded).to(texts.device), said.to(texts.device)
 
-    def _padded(self, text: bytes) -> tuple[int, ...]:
-        """Return the ids of a text, padded. Raises ConfigError if it has too many tokens."""
+    def _ids_of(self, text: bytes) -> tuple[int, ...]:
+        """Return the ids of a text. Raises ConfigError if it has too many tokens."""
         sentence = text.rstrip(b"\0").decode("utf-8")
-        ids = list(self._read(sentence))
+        ids = tuple(self._read(sentence))
         if len(ids) > self._size:
             raise config_error(
                 "instruction-not-read",
@@ -184,35 +195,56 @@ class _Texts:
                 instruction=sentence,
                 tokens=len(ids),
             )
-        return (*ids, *itertools.repeat(self.pad, self._size - len(ids)))
+        return ids
 
     def _by_words(self, sentence: str) -> Sequence[int]:
-        ids = []
-        for word in sentence.lower().split():
-            if word not in self._words:
-                raise config_error(
-                    "instruction-not-read",
-                    "actor.model.words",
-                    f"[{', '.join(self._words)}]",
-                    error="word",
-                    instruction=sentence,
-                    word=word,
-                    words=", ".join([*self._words, word]),
-                )
-            ids.append(self._words[word])
-        return ids
+        """Return the ids of words. Raises ConfigError with all words that the config does not list."""
+        words = sentence.lower().split()
+        unknown = [word for word in dict.fromkeys(words) if word not in self._words]
+        if unknown:
+            raise config_error(
+                "instruction-not-read",
+                "actor.model.words",
+                show([*self._words]),
+                error="word",
+                instruction=sentence,
+                unknown=", ".join(unknown),
+                words=show([*self._words, *unknown]),
+            )
+        return [self._words[word] for word in words]
+
+
+def _tokenizer(folder: str, vocabulary: int) -> Any:
+    """Return the tokenizer of a model's folder. Raises ConfigError if it cannot be read, or has too many tokens.
+
+    `vocabulary`: the number of tokens that the model has.
+    """
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
+    except (OSError, ValueError) as error:
+        raise config_error(
+            "model-misfit",
+            _PATH,
+            folder,
+            error="no-tokenizer",
+            reason=clipped(f"{error}", _SHOWN),
+        ) from error
+    if len(tokenizer) > vocabulary:
+        raise config_error(
+            "model-misfit",
+            _PATH,
+            folder,
+            error="tokenizer",
+            size=len(tokenizer),
+            vocabulary=vocabulary,
+        )
+    return tokenizer
 
 
 def _model(spaces: Spaces, entries: VlaEntries, config: VlaConfig) -> Any:
     """Return the vision-language model, without its head over tokens: that of a folder, or a small one from scratch."""
     if config.path is not None:
-        whole = AutoModelForImageTextToText.from_pretrained(
-            config.path, local_files_only=True, dtype=torch.float32
-        )
-        # Memory of their own: offloading frees weights, and those of a mapped file cannot be freed
-        for parameter in whole.parameters():
-            parameter.data = parameter.data.clone()
-        return whole.model
+        return _stored(config.path)
     width = config.width
     _, *sides = image_size(entries.image.shape)
     sizes: dict[str, Any] = {
@@ -242,3 +274,39 @@ def _model(spaces: Spaces, entries: VlaEntries, config: VlaConfig) -> Any:
         pad_token_id=_PAD,
     )
     return SmolVLM(shape).model
+
+
+def _stored(folder: str) -> Any:
+    """Return the vision-language model of a folder, without its head over tokens.
+
+    Raises ConfigError if its files lack a weight, or have one of another shape: transformers would begin with a random
+    one.
+    """
+    read: Any = AutoModelForImageTextToText.from_pretrained(
+        folder,
+        local_files_only=True,
+        dtype=torch.float32,
+        output_loading_info=True,
+        ignore_mismatched_sizes=True,
+    )
+    whole, loading = read
+    model = whole.model
+    own = {id(parameter) for parameter in model.parameters()}
+    needed = {
+        name for name, parameter in whole.named_parameters() if id(parameter) in own
+    }
+    others = {name for name, *_ in loading["mismatched_keys"]}
+    random = sorted(needed & {*loading["missing_keys"], *others})
+    if random:
+        raise config_error(
+            "model-misfit",
+            _PATH,
+            folder,
+            error="weights",
+            name=random[0],
+            count=len(random),
+        )
+    # Memory of their own: offloading frees weights, and those of a mapped file cannot be freed
+    for parameter in model.parameters():
+        parameter.data = parameter.data.clone()
+    return model

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from rlplace.codes import config_error
 from rlplace.config.blocks.policies import VlaConfig
+from rlplace.config.blocks.simulator import SimulatorEnvConfig
 from rlplace.envs.contract import (
     Actions,
     ContinuousActions,
@@ -15,8 +16,10 @@ from rlplace.envs.contract import (
     Spaces,
     image_size,
 )
+from rlplace.envs.registry import with_wrapper
 from rlplace.errors import did_you_mean
 from rlplace.json_text import read_object
+from rlplace.models.heads import unread_weights
 
 _MODEL = "actor.model"
 # Families whose models have the parts that the policy calls
@@ -24,6 +27,12 @@ FAMILIES = ("smolvlm", "idefics3")
 # Sides of a patch that one token of the decoder stands for
 MERGED = 2
 _CHANNELS = 3
+# The wrapper that makes bins of continuous actions
+_BINS = "gymnasium.wrappers:DiscretizeAction"
+# Bins of OpenVLA (arXiv:2406.09246)
+_USUAL_BINS = 256
+# Choices of one element at most: more are combinations of the bins of several elements
+_MOST_BINS = 65_536
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,8 +67,11 @@ def entries_for(spaces: Spaces, config: VlaConfig) -> VlaEntries:
     return VlaEntries(image=image, instruction=instruction, state=state)
 
 
-def check_vla(spaces: Spaces, config: VlaConfig) -> None:
-    """Raise ConfigError unless the policy of `config` can read observations and choose actions of `spaces`."""
+def check_vla(spaces: Spaces, config: VlaConfig, env: SimulatorEnvConfig) -> None:
+    """Raise ConfigError unless the policy of `config` can read observations and choose actions of `spaces`.
+
+    `spaces`: those of the simulators of `env`.
+    """
     entries = entries_for(spaces, config)
     channels, *sides = image_size(entries.image.shape)
     if channels != _CHANNELS:
@@ -69,7 +81,7 @@ def check_vla(spaces: Spaces, config: VlaConfig) -> None:
             _worded(entries.image),
             error="colours",
         )
-    _check_actions(spaces.actions)
+    _check_actions(spaces.actions, env)
     if config.path is None:
         _check_sizes(config, max(sides))
         if entries.instruction is not None and not config.words:
@@ -80,20 +92,43 @@ def check_vla(spaces: Spaces, config: VlaConfig) -> None:
         _check_folder(Path(config.path))
 
 
-def _check_actions(actions: Actions) -> None:
-    """Raise ConfigError unless each element of an action is a choice among two bins or more."""
+def _check_actions(actions: Actions, env: SimulatorEnvConfig) -> None:
+    """Raise ConfigError unless each element of an action is a choice among a number of bins that a head can have."""
     if isinstance(actions, ContinuousActions):
+        # Wrappers are for simulators of Gymnasium
+        error = "no-bins" if env.kind == "gymnasium" else "no-bins-elsewhere"
         raise config_error(
             "model-misfit",
             f"{_MODEL}.kind",
             f"continuous actions of shape {list(actions.shape)}",
-            error="no-bins",
+            error=error,
+            kind=env.kind,
+            wrappers=_with_bins(env),
         )
     counts = (actions.n,) if isinstance(actions, DiscreteActions) else actions.n
-    if min(counts) < 2:
+    in_bins = any(wrapper.name == _BINS for wrapper in env.wrappers)
+    if in_bins and min(counts) < 2:
         raise config_error(
-            "model-misfit", "env.wrappers", f"bins: {min(counts)}", error="one-bin"
+            "model-misfit",
+            "env.wrappers",
+            f"bins: {min(counts)}",
+            error="one-bin",
+            wrappers=_with_bins(env),
         )
+    if in_bins and max(counts) > _MOST_BINS:
+        raise config_error(
+            "model-misfit",
+            "env.wrappers",
+            f"{max(counts)} choices",
+            error="many-bins",
+            most=_MOST_BINS,
+            wrappers=_with_bins(env),
+        )
+
+
+def _with_bins(env: SimulatorEnvConfig) -> str:
+    """Return the wrappers of `env` with bins for each element of an action, as YAML."""
+    return with_wrapper(env, _BINS, {"bins": _USUAL_BINS, "multidiscrete": True})
 
 
 def _check_sizes(config: VlaConfig, side: int) -> None:
@@ -129,7 +164,7 @@ def _check_sizes(config: VlaConfig, side: int) -> None:
 
 
 def _check_folder(folder: Path) -> None:
-    """Raise ConfigError unless a folder has a vision-language model of a known family."""
+    """Raise ConfigError unless a folder has a vision-language model of a known family, with its weights."""
     key = f"{_MODEL}.path"
     try:
         shape = read_object(folder / "config.json", key)
@@ -150,6 +185,11 @@ def _check_folder(folder: Path) -> None:
             error="family",
             kind=kind,
             families=" or ".join(FAMILIES),
+        )
+    reason = unread_weights(folder)
+    if reason is not None:
+        raise config_error(
+            "model-misfit", key, str(folder), error="unread", reason=reason
         )
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from rlplace.cli.evaluate import main as evaluate
+from rlplace.cli.export import main as export
 from tests.e2e.training import INLINE_LAUNCHER, Finished, train
 from tests.tiny_vlm import tiny_smolvlm
 
@@ -55,6 +56,9 @@ def test_a_resumed_run_goes_on_to_the_same_numbers(
     capsys.readouterr()
     assert evaluate([str(whole.folder), "episodes=4", "--format", "json"]) == 0
     assert 0 <= json.loads(capsys.readouterr().out)["return"]["mean"] <= 1
+    # A recorded pass would have the words of one instruction in it
+    assert export([str(whole.folder), str(tmp_path / "policy.pt")]) == 2
+    assert "words become numbers outside of the network" in capsys.readouterr().err
 
 
 @pytest.mark.slow  # tests/unit/models/test_vla.py reads a folder

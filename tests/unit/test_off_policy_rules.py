@@ -17,6 +17,7 @@ from rlplace.errors import ConfigError
         (["sac", "env.id=CartPole-v1"], "off-policy-misfit", "one choice among n"),
         (["dqn", "env.id=Pendulum-v1"], "off-policy-misfit", "compares the values"),
         (["dqn", "env.id=tests.gyms:Pixels"], "off-policy-misfit", "images"),
+        (["sac", "env.id=rlplace.envs.reach:Reach"], "off-policy-misfit", "are texts"),
         (
             ["sac", "replay.capacity=3000000000000"],
             "replay-does-not-fit",

@@ -13,6 +13,7 @@ from rlplace.checks.parallel import undivided
 from rlplace.checks.rule import Found, Rule, at_key
 from rlplace.config.blocks.off_policy import OffPolicyConfig
 from rlplace.envs.contract import ContinuousActions, DiscreteActions
+from rlplace.envs.registry import without_texts
 from rlplace.placement.language.hybrid import HybridComponentPlacement
 from rlplace.placement.memory.replay import replay_bytes
 from rlplace.placement.plan import Plan
@@ -242,8 +243,12 @@ def _unsuited_actions(job: MadeOffPolicyJob) -> Iterator[Found]:
 
 
 def _images(job: MadeOffPolicyJob) -> Iterator[Found]:
-    """Yield a finding if an observation has an image."""
-    if job.spaces.observation_dtype == "uint8":
+    """Yield a finding if an observation has an image or a text."""
+    if job.spaces.texts:
+        name = job.spaces.texts[0].name
+        wrappers = without_texts(job.config.env, job.spaces)
+        yield at_key("env.id", name, "texts", wrappers=wrappers)
+    elif job.spaces.observation_dtype == "uint8":
         shape = list(job.spaces.observation_shape)
         simulator = job.config.env.id or job.config.env.kind
         yield Found(key="env.id", got=f"{simulator}: {shape} of bytes", error="images")

@@ -59,7 +59,7 @@ class SimulatorJob(TrainedJob):
         if self._seen is None or self._seen[0] is not config:
             spaces = spaces_of_job(config)
             if isinstance(config.actor.policy, VlaConfig):
-                check_vla(spaces, config.actor.policy)
+                check_vla(spaces, config.actor.policy, config.env)
             self._seen = (config, spaces)
         return self._seen[1]
 

@@ -32,7 +32,7 @@ def test_a_text_becomes_bytes_with_zeros_behind_it() -> None:
 def test_what_is_no_such_text_is_refused(said: object) -> None:
     encoding = encoding_of(FOUR)
     assert encoding is not None
-    with pytest.raises(Unfit, match="a text of at most 4 characters"):
+    with pytest.raises(Unfit, match="a text of at most 4 characters of its charset"):
         encoding.read({"said": said, "at": np.float32([0.5])})
 
 

@@ -11,6 +11,8 @@ import numpy as np
 import pytest
 import torch
 import yaml
+from safetensors.torch import load_file, save_file
+from transformers import AutoTokenizer
 
 from rlplace.config.blocks.policies import VlaConfig
 from rlplace.config.read import read_config
@@ -59,7 +61,7 @@ def small(**given: Any) -> VlaConfig:
 
 def checked(config: Any) -> Spaces:
     spaces = spaces_of_job(config)
-    check_vla(spaces, config.actor.policy)
+    check_vla(spaces, config.actor.policy, config.env)
     return spaces
 
 
@@ -112,11 +114,78 @@ def test_actions_that_are_no_bins_are_refused_with_the_wrapper_that_makes_them()
 ):
     found = refused(wrappers=(NEARER,))
     assert (found.code, found.key) == ("model-misfit", "actor.model.kind")
-    assert found.fix is not None
-    proposed = yaml.safe_load(found.fix.partition(": ")[2])
-    assert proposed[0]["kwargs"] == {"bins": 256, "multidiscrete": True}
-    spaces = checked(job(wrappers=proposed))
+    proposed = pasted(found)
+    assert proposed["wrappers"][0] == NEARER
+    spaces = checked(job(**proposed))
     assert spaces.actions == MultiDiscreteActions(n=(256, 256), shape=(2,))
+
+
+@pytest.mark.parametrize(
+    ("bins", "what"),
+    [
+        ({"bins": 1, "multidiscrete": True}, "there is nothing to choose"),
+        # Without `multidiscrete`, one choice among all combinations
+        ({"bins": 300}, "each combination of bins is a choice of its own"),
+    ],
+)
+def test_bins_that_are_no_choices_of_elements(bins: dict[str, Any], what: str) -> None:
+    found = refused(wrappers=({**BINS, "kwargs": bins}, NEARER))
+    assert (found.code, found.key, found.what) == ("model-misfit", "env.wrappers", what)
+    proposed = pasted(found)
+    assert [wrapper["name"] for wrapper in proposed["wrappers"]] == [
+        NEARER["name"],
+        BINS["name"],
+    ]
+    spaces = checked(job(**proposed))
+    assert spaces.actions == MultiDiscreteActions(n=(256, 256), shape=(2,))
+
+
+def pasted(found: Problem) -> dict[str, Any]:
+    """The block env with the last line of the fix."""
+    assert found.fix is not None
+    key, _, value = found.fix.splitlines()[-1].partition(": ")
+    assert key == "env.wrappers"
+    return {"wrappers": yaml.safe_load(value)}
+
+
+class Blind(Reach):
+    """It shows no picture."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        spaces = dict(self.observation_space.spaces)
+        del spaces["image"]
+        self.observation_space = gymnasium.spaces.Dict(spaces)
+
+
+@pytest.mark.parametrize(
+    ("model", "env", "first"),
+    [
+        ({"kind": "cnn", "network": "impala"}, "rlplace.envs.reach:Reach", "kind: vla"),
+        ({"kind": "mlp"}, f"{__name__}:Blind", None),
+    ],
+)
+def test_a_text_for_another_kind_of_policy(
+    model: dict[str, str], env: str, first: str | None
+) -> None:
+    def of(**wrappers: Any) -> Any:
+        return read_config(
+            {
+                "cluster": {"component_placement": {}},
+                "env": {"id": env, **wrappers},
+                "actor": {"model": model},
+            }
+        )
+
+    with pytest.raises(ConfigError) as caught:
+        spaces_of_job(of(wrappers=[NEARER]))
+    (found,) = caught.value.problems
+    assert (found.code, found.key) == ("model-misfit", "actor.model.kind")
+    assert found.fix is not None
+    assert first is None or first in found.fix.splitlines()
+    proposed = pasted(found)
+    assert proposed["wrappers"][0] == NEARER
+    assert not spaces_of_job(of(**proposed)).texts
 
 
 class TwoCameras(Reach):
@@ -173,12 +242,6 @@ def job(**env: Any) -> Any:
             "actor": {"model": {"kind": "vla", "words": WORDS, "patch": 8}},
         }
     )
-
-
-def test_one_bin_is_no_choice() -> None:
-    one = {**BINS, "kwargs": {"bins": 1, "multidiscrete": True}}
-    found = refused(wrappers=(one,))
-    assert (found.code, found.key) == ("model-misfit", "env.wrappers")
 
 
 class Unbounded(Reach):
@@ -249,7 +312,9 @@ def test_padding_behind_an_instruction_is_not_read() -> None:
 @pytest.mark.parametrize(
     ("said", "key", "fix"),
     [
-        ("a c", "actor.model.words", "words: [a, b, c]"),
+        ("d a c c", "actor.model.words", "words: [a, b, d, c]"),
+        # YAML reads it as true without quotes
+        ("on", "actor.model.words", 'words: [a, b, "on"]'),
         ("a b a b", "actor.model.instruction_tokens", "instruction_tokens: 4"),
     ],
 )
@@ -260,6 +325,78 @@ def test_an_instruction_that_it_cannot_read_ends_the_run(
         made(small())(seen(said))
     (found,) = caught.value.problems
     assert (found.code, found.key, found.fix) == ("instruction-not-read", key, fix)
+
+
+@torch.no_grad()
+def test_words_are_read_in_any_case() -> None:
+    policy = made(small(words=("A", "b")))
+    torch.testing.assert_close(policy(seen("a B")), policy(seen("A b")))
+
+
+def test_a_token_of_an_instruction_is_read_whatever_its_id(tmp_path: Path) -> None:
+    """A tokenizer may pad with a token that instructions have, too."""
+    policy = made(VlaConfig(path=str(tiny_smolvlm(tmp_path)), instruction_tokens=4))
+    shorter, longer = (policy(seen(said))[0] for said in ("red", "<pad>red"))
+    assert not torch.allclose(shorter, longer, atol=1e-6)
+
+
+def without(folder: Path, name: str) -> None:
+    """Take a weight out of the file of a model."""
+    file = folder / "model.safetensors"
+    weights = load_file(file)
+    del weights[name]
+    save_file(weights, file, metadata={"format": "pt"})
+
+
+def shorten(folder: Path, name: str) -> None:
+    file = folder / "model.safetensors"
+    weights = load_file(file)
+    weights[name] = weights[name][:-1].clone()
+    save_file(weights, file, metadata={"format": "pt"})
+
+
+@pytest.mark.parametrize("spoil", [without, shorten])
+def test_no_weight_of_a_folder_begins_at_random(tmp_path: Path, spoil: Any) -> None:
+    folder = tiny_smolvlm(tmp_path)
+    spoil(folder, "model.vision_model.post_layernorm.weight")
+    with pytest.raises(ConfigError) as caught:
+        made(VlaConfig(path=str(folder)))
+    (found,) = caught.value.problems
+    assert (found.code, found.key) == ("model-misfit", "actor.model.path")
+    assert found.why is not None
+    assert "model.vision_model.post_layernorm.weight" in found.why
+
+
+def test_a_folder_without_weights_is_refused(tmp_path: Path) -> None:
+    folder = tiny_smolvlm(tmp_path)
+    (folder / "model.safetensors").unlink()
+    found = refused({"path": str(folder)})
+    assert found.key == "actor.model.path"
+    assert (
+        found.why == "it has neither model.safetensors nor model.safetensors.index.json"
+    )
+
+
+def no_tokenizer(folder: Path) -> None:
+    for file in folder.glob("tokenizer*"):
+        file.unlink()
+
+
+def another_tokenizer(folder: Path) -> None:
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    tokenizer.add_tokens(["gripper"])
+    tokenizer.save_pretrained(folder)
+
+
+@pytest.mark.parametrize("spoil", [no_tokenizer, another_tokenizer])
+def test_a_folder_needs_the_tokenizer_of_its_model(tmp_path: Path, spoil: Any) -> None:
+    folder = tiny_smolvlm(tmp_path)
+    spoil(folder)
+    with pytest.raises(ConfigError) as caught:
+        made(VlaConfig(path=str(folder)))
+    (found,) = caught.value.problems
+    assert (found.code, found.key) == ("model-misfit", "actor.model.path")
+    assert "tokenizer" in found.what
 
 
 @torch.no_grad()

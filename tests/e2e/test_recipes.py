@@ -56,6 +56,8 @@ def test_its_plan_is_printed(
     recipe: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     script = str(ROOT / "recipes" / f"{recipe}.py")
+    # As for every script, Python finds modules in its folder.
+    monkeypatch.syspath_prepend(str(ROOT / "recipes"))
     monkeypatch.setattr(sys, "argv", [script, "--dry-run"])
     runpy.run_path(script, run_name="__main__")
     assert "the plan holds, nothing was started" in capsys.readouterr().out

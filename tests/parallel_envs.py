@@ -91,6 +91,21 @@ class Masking(Race):
         return shown, {agent: {"action_mask": np.ones(3)} for agent in self.agents}
 
 
+class Constant(Race):
+    """Seeds its random numbers with the same number at each reset; all agents end after 3 steps, out of bounds."""
+
+    def __init__(self) -> None:
+        super().__init__((3, 3))
+
+    def observation_space(self, agent: str) -> Box:
+        return Box(-1.0, 1.0, (3,))
+
+    def reset(
+        self, seed: int | None = None, options: Any = None
+    ) -> tuple[Shown, dict[str, Any]]:
+        return super().reset(3)
+
+
 class Unequal(Race):
     """The last agent sees more and can do less."""
 

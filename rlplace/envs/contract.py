@@ -101,6 +101,7 @@ class Spaces:
     `memory`: number of float32 values of the policy's memory.
     `chunk`: number of actions that are decided at once; if above 1, it is the first axis of `actions`.
     `normalized`: whether the simulator normalizes with running statistics, see `Normalizing`.
+    `own_statistics`: whether a user's wrapper has running statistics, with which it normalizes.
     `together`: number of neighbouring rows that belong to one environment, such as its agents. The number of rows of a
     simulator is a multiple of it.
     """
@@ -112,6 +113,7 @@ class Spaces:
     memory: int = 0
     chunk: int = 1
     normalized: bool = False
+    own_statistics: bool = False
     together: int = 1
 
     @property
@@ -345,6 +347,15 @@ class Normalizing(Restorable, Protocol):
 
         Return whether `states` has all the statistics. If there are fewer states than rows, states are used repeatedly.
         """
+        ...
+
+
+@runtime_checkable
+class Wrapped(Protocol):
+    """A simulator that may have wrappers of the user, with numbers that change with steps."""
+
+    def remark_on_kept_steps(self) -> None:
+        """Add a remark if such numbers have changed: steps that a memory keeps were observed with earlier ones."""
         ...
 
 

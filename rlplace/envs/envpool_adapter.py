@@ -45,7 +45,7 @@ class EnvPoolAdapter:
         """Return a simulator. Its number of rows is decided later, by the number of seeds that `reset` gets."""
         from rlplace.envs.envpool_vector import EnvPoolVector
 
-        return EnvPoolVector(lambda seeds: make_pool(config, seeds))
+        return EnvPoolVector(lambda seeds: make_pool(config, seeds), config.id)
 
 
 def make_pool(config: SimulatorEnvConfig, seeds: Sequence[int]) -> Any:

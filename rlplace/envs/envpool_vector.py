@@ -13,7 +13,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rlplace.envs.contract import StepResult
+from rlplace.envs.gymnasium_results import Bounds, Ends, Results
 from rlplace.envs.observations import encoding_of
+
+# Steps between two comparisons of observations with their bounds
+_LOOK_EVERY = 64
 
 
 class EnvPoolVector:
@@ -22,10 +26,22 @@ class EnvPoolVector:
     A pool gets its seeds when it is made, so `reset` makes a new pool.
     """
 
-    def __init__(self, make: Callable[[Sequence[int]], Any]) -> None:
-        """`make`: takes seeds, and returns a new pool with one environment for each seed."""
+    def __init__(self, make: Callable[[Sequence[int]], Any], name: str) -> None:
+        """`make`: takes seeds, and returns a new pool with one environment for each seed.
+
+        `name`: of the environments, for remarks.
+        """
         self._make = make
         self._pool: Any = None
+        self._results = Results(name)
+        self._ends = Ends()
+        self._bounds_seen: Bounds | None = None
+        self._clock = 0
+
+    @property
+    def remarks(self) -> Sequence[str]:
+        """Texts about results of the environments that were accepted and are unusual, each once."""
+        return self._results.remarks
 
     def reset(self, seeds: Sequence[int]) -> NDArray[Any]:
         """Make a new pool with these seeds, begin its episodes, and return the first observations [B, *O]."""
@@ -40,11 +56,14 @@ class EnvPoolVector:
         # episode
         encoding = encoding_of(self._pool.observation_space)
         assert encoding is not None, "describe has refused it"
+        self._bounds_seen = Bounds(encoding.low, encoding.high)
         shape = (len(seeds), *encoding.whole.shape)
         self._firsts = np.empty(shape, encoding.whole.dtype)
         self._returns = np.zeros(len(seeds))
         self._lengths = np.zeros(len(seeds), np.int64)
-        return self._begun(np.arange(len(seeds)))
+        shown = self._begun(np.arange(len(seeds)))
+        self._look(shown)
+        return shown
 
     def restart(self, rows: Sequence[int]) -> NDArray[Any]:
         """Begin a new episode in the environments `rows`, and return the first observations [len(rows), *O]."""
@@ -58,11 +77,16 @@ class EnvPoolVector:
         if self._bounds is not None:
             actions = np.clip(actions, *self._bounds)
         taken = actions.astype(self._kind)
-        shown, rewards, terminated, truncated, _ = self._pool.step(taken)
+        shown, rewards, terminated, truncated, info = self._pool.step(taken)
         observations = shown.astype(self._firsts.dtype)
         truncated = truncated & ~terminated
-        self._returns += rewards
+        # Rewards that `reward_clip` changes are there in the info as the game gives them
+        own = np.asarray(info.get("reward", rewards))
+        self._returns += own if own.shape == rewards.shape else rewards
         self._lengths += 1
+        self._clock += 1
+        if self._clock == 1 or self._clock % _LOOK_EVERY == 0:
+            self._look(observations)
         ended = np.flatnonzero(terminated | truncated)
         result = StepResult(
             observations=observations,
@@ -73,6 +97,13 @@ class EnvPoolVector:
             episode_returns=self._returns[ended].tolist(),
             episode_lengths=self._lengths[ended].tolist(),
         )
+        for row in ended:
+            length = int(self._lengths[row])
+            self._results.ended(self._ends, length, terminated=bool(terminated[row]))
+        # In the info, only the end of a game terminates it, whatever the argument `episodic_life` is
+        over = np.asarray(info.get("terminated", terminated)).astype(np.bool_)
+        if over.shape == terminated.shape and (terminated & ~over).any():
+            self._results.remark_of_kind("lives", "episodic_life: true")
         # Autoreset, after the last observations were copied
         if len(ended):
             observations[ended] = self._begun(ended)
@@ -83,6 +114,18 @@ class EnvPoolVector:
         if self._pool is not None:
             self._pool.close()
             self._pool = None
+
+    def _look(self, observations: NDArray[Any]) -> None:
+        """Add a remark if numbers of observations are outside of the bounds of their space. It is the last one."""
+        if self._bounds_seen is None:
+            return
+        outside = self._bounds_seen.outside(observations)
+        if outside is not None:
+            number, low, high = outside
+            self._bounds_seen = None
+            self._results.remark_of_kind(
+                "outside", f"{number:g}", low=f"{low:g}", high=f"{high:g}"
+            )
 
     def _begun(self, rows: NDArray[np.int64]) -> NDArray[Any]:
         """Begin an episode in each of `rows`, and return the first observations, in the order of `rows`."""

@@ -104,11 +104,16 @@ class GymnasiumAdapter:
             ) from error
         from rlplace.envs.gymnasium_results import close_all
         from rlplace.envs.gymnasium_state import statistics_of
+        from rlplace.envs.kept_numbers import has_statistics
 
         try:
             _check_start(env)
             spaces = spaces_of(env.observation_space, env.action_space)
-            return dataclasses.replace(spaces, normalized=bool(statistics_of(env)))
+            return dataclasses.replace(
+                spaces,
+                normalized=bool(statistics_of(env)),
+                own_statistics=has_statistics(env),
+            )
         finally:
             close_all([env], config.id)
 

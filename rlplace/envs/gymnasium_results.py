@@ -88,6 +88,15 @@ class Results:
             "float32", f"{first} and {second}", offset=first, place=f"shown{lost.place}"
         )
 
+    def ended(self, ends: Ends, length: int, *, terminated: bool) -> None:
+        """Add a remark if the environment ends all episodes as terminated after the same number of steps.
+
+        `ends`: the episodes before. `length`, `terminated`: of the episode that has ended.
+        """
+        ends.add(length, terminated=terminated)
+        if ends.constant is not None:
+            self.remark_of_kind("same-length", f"{ends.constant} steps")
+
     def refused(self, unfit: Unfit, method: str) -> SimulatorError:
         """Return the error that a value does not fit. `method`: the method of the environment that returned it."""
         return SimulatorError(

@@ -235,7 +235,7 @@ class GymnasiumVector:
                         # A copy: `reset` may reuse its array
                         final = self._final(observation, made[-1])
                         finals.append(np.array(final, self._dtype))
-                    self._add_end(length, terminated=terminated)
+                    self._results.ended(self._ends, length, terminated=terminated)
                     episode_returns.append(returns[row])
                     episode_lengths.append(length)
                     returns[row] = 0.0
@@ -318,6 +318,14 @@ class GymnasiumVector:
         shipped = zip(self._envs, itertools.cycle(states), strict=False)
         return all(freeze_statistics(env, state) for env, state in shipped)
 
+    def remark_on_kept_steps(self) -> None:
+        """Add a remark for each wrapper of the user whose numbers have changed since the first reset.
+
+        If the wrapper normalizes with them, steps in a replay memory were normalized with earlier numbers.
+        """
+        for wrapper in self._numbers[0].changed_wrappers():
+            self._results.remark("kept-steps", wrapper)
+
     @property
     def statistics(self) -> frozenset[str]:
         """Names in `row_states` of the statistics with which wrappers normalize. A policy needs these statistics."""
@@ -374,12 +382,6 @@ class GymnasiumVector:
         if self._shares is False:
             return first
         return np.array(first)
-
-    def _add_end(self, length: int, *, terminated: bool) -> None:
-        """Add a remark if the environment ends all episodes as terminated after the same number of steps."""
-        self._ends.add(length, terminated=terminated)
-        if self._ends.constant is not None:
-            self._results.remark_of_kind("same-length", f"{self._ends.constant} steps")
 
     def _begun(self, env: gymnasium.Env[Any, Any], seed: int | None) -> Any:
         """Reset an environment, and return its first observation as it is. Raises SimulatorError for another result.

@@ -119,6 +119,20 @@ class KeptNumbers:
                 found.append(NumbersRemark(type(layer).__name__, "begins-anew"))
         return found
 
+    def changed_wrappers(self) -> list[str]:
+        """Return the classes of wrappers with numbers, statistics or others, that have changed since `__init__`."""
+        found: list[str] = []
+        for (number, layer), first in zip(self._numbered, self._first, strict=True):
+            changed = [
+                name
+                for name, value in _numbers_of(layer, number).items()
+                if value.dtype.kind == "f"
+                if name not in first or not _equal(first[name], value)
+            ]
+            if changed:
+                found.append(type(layer).__name__)
+        return found
+
     @property
     def has_fixed(self) -> bool:
         """Whether there are fixed statistics."""
@@ -155,6 +169,12 @@ class KeptNumbers:
                         before.extend(_entries(state[name]))
                     else:
                         holder.attributes[key] = _like(before, state[name])
+
+
+def has_statistics(env: gymnasium.Env[Any, Any]) -> bool:
+    """Return whether a user's wrapper around an environment has an object that certainly is running statistics."""
+    layers = [layer for layer in wrappers_of(env) if _is_of_user(type(layer))]
+    return any(_certain(layer, number) for number, layer in enumerate(layers))
 
 
 def _is_of_user(kind: type) -> bool:

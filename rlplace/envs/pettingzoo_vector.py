@@ -23,13 +23,23 @@ from numpy.typing import NDArray
 from rlplace.envs.contract import StepResult
 from rlplace.envs.entries import Unfit, in_words
 from rlplace.envs.given_actions import GivenActions
-from rlplace.envs.gymnasium_results import Results, close_all, flag, reward_of
+from rlplace.envs.gymnasium_results import (
+    Bounds,
+    Ends,
+    Results,
+    close_all,
+    flag,
+    reward_of,
+)
 from rlplace.envs.observations import encoding_of
 from rlplace.envs.precision import Precision
+from rlplace.envs.random_numbers import RandomNumbers
 
 _STEP = "step()"
 _RESET = "reset()"
 _VALUES_OF_STEP = 5
+# Steps between two comparisons of observations with their bounds
+_LOOK_EVERY = 64
 
 
 class PettingZooVector:
@@ -56,6 +66,11 @@ class PettingZooVector:
         self._precision = Precision(encoding)
         self._clock = 0
         self._exact: list[Any] = []
+        # What the vector of Gymnasium's environments compares as well: lengths of episodes, bounds of observations and
+        # random numbers; None: no longer
+        self._ends = Ends()
+        self._bounds: Bounds | None = Bounds(encoding.low, encoding.high)
+        self._random: RandomNumbers | None = None
         rows = len(self._envs) * len(self._agents)
         self._shape = (rows, *encoding.whole.shape)
         self._dtype = np.dtype(encoding.whole.dtype)
@@ -87,6 +102,10 @@ class PettingZooVector:
         """
         for number in range(len(self._envs)):
             self._begin(number, seeds[number * len(self._agents)])
+        given = seeds[:: len(self._agents)][:2]
+        if len(set(given)) == len(given):
+            self._random = RandomNumbers(self._envs)
+        self._look()
         return self._shown.copy()
 
     def restart(self, rows: Sequence[int]) -> NDArray[Any]:
@@ -144,10 +163,16 @@ class PettingZooVector:
                     finals.append(self._last[row].copy())
                 returns.append(float(self._returns[row]))
                 lengths.append(int(self._lengths[row]))
+            if self._lengths[of_env].any():
+                length = int(self._lengths[of_env].max())
+                ends = bool(terminated[of_env].all())
+                self._results.ended(self._ends, length, terminated=ends)
             self._begin(number)
         final_observations = np.empty((0, *self._shape[1:]), self._dtype)
         if finals:
             final_observations = np.array(finals)
+        if self._clock == 1 or self._clock % _LOOK_EVERY == 0:
+            self._look()
         if self._exact:
             self._results.lost(self._precision.add(self._clock, self._exact))
         return StepResult(
@@ -164,6 +189,19 @@ class PettingZooVector:
         """Close all environments."""
         close_all(self._envs, self._results.name)
 
+    def _look(self) -> None:
+        """Add a remark, once, if numbers that living agents see are outside of the bounds of their space."""
+        living = self._shown[self._alive]
+        if self._bounds is None or not len(living):
+            return
+        outside = self._bounds.outside(living)
+        if outside is not None:
+            number, low, high = outside
+            self._bounds = None
+            self._results.remark_of_kind(
+                "outside", f"{number:g}", low=f"{low:g}", high=f"{high:g}"
+            )
+
     def _rows(self, number: int) -> range:
         """Return the rows of the agents of environment `number`."""
         first = number * len(self._agents)
@@ -175,7 +213,16 @@ class PettingZooVector:
         `seed`: seed of the environment; None: the environment keeps its random number generator.
         """
         env = self._envs[number]
-        shown = self._results.first(env, seed)
+        watched = self._random
+        if watched is None or seed is not None or number:
+            shown = self._results.first(env, seed)
+        else:
+            before = watched.before_later()
+            shown = self._results.first(env)
+            for how, generator in watched.after_later(before):
+                self._results.remark_of_kind(how, generator)
+            if not watched.more:
+                self._random = None
         rows = self._rows(number)
         for kept in (self._alive, self._left_out, self._returns, self._lengths):
             kept[rows.start : rows.stop] = 0

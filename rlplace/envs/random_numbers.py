@@ -103,7 +103,8 @@ def _all_generators(env: gymnasium.Env[Any, Any]) -> Iterator[tuple[str, Any]]:
 
 def _generators(env: gymnasium.Env[Any, Any]) -> Iterator[tuple[str, Any]]:
     """Yield (name, generator) for each generator that is an attribute of the environment or of one of its wrappers."""
-    for layer in (*wrappers_of(env), env.unwrapped):
+    # An environment of PettingZoo may have no `unwrapped`
+    for layer in (*wrappers_of(env), getattr(env, "unwrapped", env)):
         for attribute, value in getattr(layer, "__dict__", {}).items():
             kinds = (np.random.Generator, np.random.RandomState, random.Random)
             if isinstance(value, kinds):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import gymnasium
 import numpy as np
@@ -17,6 +17,7 @@ from rlplace.cli.evaluate import main as evaluate
 from rlplace.workers.off_policy.learners import SacLearner
 from tests.e2e.test_resume import numbers
 from tests.e2e.training import INLINE_LAUNCHER, Finished, train
+from tests.unit.envs.test_kept_numbers import Plain
 
 TINY = (
     INLINE_LAUNCHER,
@@ -225,6 +226,89 @@ def test_demonstrations_with_gaps_are_refused_for_sums_of_rewards(
     assert "bad-demonstrations" in refused.err
     fixed = train("sac", tmp_path, *dry, "algorithm.n_step=1")
     assert fixed.code == 0, fixed.err
+
+
+def test_other_rewards_of_demonstrations_are_said_before_the_start(
+    tmp_path: Path,
+) -> None:
+    env = gymnasium.make("Pendulum-v1")
+    shown = env.reset(seed=4)[0]
+    action = np.zeros(1, np.float32)
+    after, reward, *_ = env.step(action)
+    np.savez(
+        tmp_path / "steps.npz",
+        observations=[shown] * 9,
+        next_observations=[after] * 9,
+        actions=[action] * 9,
+        rewards=[-float(reward)] * 9,
+        terminated=np.zeros(9, bool),
+        truncated=np.zeros(9, bool),
+    )
+    # The same state in each step of the environment
+    still = f"+env.wrappers=[{{name: '{__name__}:Still', kwargs: {{seed: 4}}}}]"
+    given = f"+replay.demonstrations={tmp_path / 'steps.npz'}"
+    found = run(("sac", (*SAC[1], still, given)), tmp_path / "runs", 1)
+    said, _, rest = found.out.partition("starting")
+    assert "demonstrated-rewards" in said
+    assert "opposite sign" in said
+    assert "demonstrated-rewards" not in rest
+
+
+class Still(gymnasium.Wrapper[Any, Any, Any, Any]):
+    """Begins a new episode with the same seed before each step."""
+
+    def __init__(self, env: Any, seed: int) -> None:
+        super().__init__(env)
+        self._seed = seed
+        self._shown: Any = None
+
+    def step(self, action: Any) -> Any:
+        _, reward, *rest = self.env.step(action)
+        self._shown, _ = self.env.reset(seed=self._seed)
+        return self._shown, reward, *rest
+
+    def reset(self, **options: Any) -> Any:
+        return self.env.reset(**{**options, "seed": self._seed})
+
+
+class Counting(Plain):
+    """Normalizes by plain numbers, and tells of how many observations they are when an episode begins."""
+
+    begun: ClassVar[list[int]] = []
+
+    def reset(self, **options: Any) -> Any:
+        self.begun.append(self.n)
+        return super().reset(**options)
+
+
+def test_a_wrapper_with_running_statistics_is_refused(tmp_path: Path) -> None:
+    of = "tests.unit.envs.test_kept_numbers:WithObject"
+    words = (*SAC[1], "runner.total_iterations=1", "dry_run=true")
+    refused = train("sac", tmp_path, *words, f"env.wrappers=[{{name: '{of}'}}]")
+    assert refused.code == 2
+    assert "off-policy-misfit" in refused.err
+    assert "older statistics" in refused.err
+    fixed = train("sac", tmp_path, *words, "env.wrappers=[]")
+    assert fixed.code == 0, fixed.err
+
+
+def test_numbers_of_a_users_wrapper_are_told_and_used_in_evaluations(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Counting.begun.clear()
+    wrapped = f"env.wrappers=[{{name: '{__name__}:Counting'}}]"
+    short = ("env.max_episode_steps=10", "runner.eval_every=1")
+    job = ("sac", (*SAC[1], wrapped, *short, "+runner.eval_episodes=2"))
+    found = run(job, tmp_path, 1)
+    assert "older steps of the replay memory" in found.out
+    # Two rows of the training begin without numbers, and those of the evaluation with numbers of the training
+    assert Counting.begun.count(0) == 2
+    Counting.begun.clear()
+    assert found.folder is not None
+    assert evaluate([str(found.folder), "episodes=2"]) == 0
+    capsys.readouterr()
+    assert Counting.begun
+    assert min(Counting.begun) >= 20
 
 
 def test_a_run_that_ends_before_its_first_update_is_refused(tmp_path: Path) -> None:

@@ -35,7 +35,7 @@ from rlplace.contract.stages import (
     on_host,
     weights,
 )
-from rlplace.envs.registry import check, describe, surely_made
+from rlplace.envs.registry import check, describe, make_simulator, surely_made
 from rlplace.errors import (
     PlacementError,
     Problem,
@@ -239,6 +239,24 @@ class OffPolicyJob(Job):
 
     # ── its run ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
+    def start_text(self, config: OffPolicyConfig) -> str:
+        """Return a warning if the environment rewards the steps of the demonstrations otherwise than the file."""
+        if config.blocks.replay.demonstrations is None:
+            return ""
+        from rlplace.workers.off_policy.demonstrations import read_demonstrations
+        from rlplace.workers.off_policy.shown_rewards import other_rewards
+
+        path = str(config.blocks.replay.demonstrations)
+        spaces = self._spaces(config)
+        found = other_rewards(
+            path,
+            read_demonstrations(path, spaces),
+            lambda rows: make_simulator(config.env, rows, 1),
+            spaces,
+            config.runner.seed,
+        )
+        return "" if found is None else found.render()
+
     def work(self, config: OffPolicyConfig, needs: Needs) -> Work:
         work = super().work(config, needs)
         if not config.runner.eval_every:
@@ -338,13 +356,17 @@ class OffPolicyJob(Job):
         refuse_transcripts(request)
         # For torch: with small batches, more threads would only wait for each other
         os.environ.setdefault("OMP_NUM_THREADS", "1")
+        from rlplace.workers.roles.episodes import read_states
+
         policy = self.load_policy(trained, seed=request.seed, key=request.key)
+        states = read_states(trained.folder / "rollout") if trained.checkpoint else ()
         return played_episodes(
             trained,
             request,
             trained.config.env,
             policy.spaces,
             lambda seen, begins: policy.choose(seen, request.deterministic),
+            states,
         )
 
     def load_policy(self, trained: Trained, *, seed: int, key: str) -> Acting:

@@ -13,7 +13,7 @@ from rlplace.checks.parallel import undivided
 from rlplace.checks.rule import Found, Rule, at_key
 from rlplace.config.blocks.off_policy import OffPolicyConfig
 from rlplace.envs.contract import ContinuousActions, DiscreteActions
-from rlplace.envs.registry import without_texts
+from rlplace.envs.registry import normalized_by, without_texts
 from rlplace.placement.language.hybrid import HybridComponentPlacement
 from rlplace.placement.memory.replay import replay_bytes
 from rlplace.placement.plan import Plan
@@ -256,9 +256,12 @@ def _images(job: MadeOffPolicyJob) -> Iterator[Found]:
 
 def _statistics(job: MadeOffPolicyJob) -> Iterator[Found]:
     """Yield a finding if the simulator normalizes: the numbers in the memory would be those of older statistics."""
-    if job.spaces.normalized:
-        names = ", ".join(wrapper.name for wrapper in job.config.env.wrappers)
-        yield Found(key="env.wrappers", got=names or job.config.env.id, error="normal")
+    if not job.spaces.normalized and not job.spaces.own_statistics:
+        return
+    env = job.config.env
+    key, got = normalized_by(env)
+    error = "normal" if env.wrappers else "normal-within"
+    yield Found(key=key, got=got, error=error, facts={"simulator": env.id or env.kind})
 
 
 def _on_this_machine(job: MadeOffPolicyJob) -> bool:

@@ -276,9 +276,11 @@ class OffPolicyRollout(Worker):
         )
 
     def _remarks(self) -> tuple[str, ...]:
-        from rlplace.envs.contract import Remarking
+        from rlplace.envs.contract import Remarking, Wrapped
 
         found: list[str] = []
+        if isinstance(self._group.simulator, Wrapped):
+            self._group.simulator.remark_on_kept_steps()
         if isinstance(self._group.simulator, Remarking):
             found += self._group.simulator.remarks
         self._images.look(self._group.observations)
@@ -304,6 +306,7 @@ class OffPolicyRollout(Worker):
                 episodes=given.eval_episodes,
                 seed=given.blocks.env.eval_seed,
                 longest=_LONGEST_EPISODE,
+                states=self._group.episodes().states,
                 remarks=remarks,
             )
         except SimulatorError as error:

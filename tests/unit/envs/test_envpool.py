@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import importlib.util
 import sys
+from typing import Any
 
 import numpy as np
 import pytest
 
 from rlplace.config.blocks.simulator import SimulatorEnvConfig, WrapperConfig
 from rlplace.envs.contract import ContinuousActions, DiscreteActions, Spaces
-from rlplace.envs.registry import check, describe, find_adapter
+from rlplace.envs.registry import check, describe, find_adapter, row_seeds
 from rlplace.errors import ConfigError
 from rlplace.extras import install_command
+from tests import fake_envpool
 
 installed = pytest.mark.skipif(
     importlib.util.find_spec("envpool") is None, reason="needs rlplace[envpool]"
@@ -125,3 +127,79 @@ def test_wrappers_are_refused() -> None:
         SimulatorEnvConfig(kind="envpool", id="Pong-v5", wrappers=(wrapper,))
     )
     assert (found.code, found.fix) == ("wrappers-not-applied", "wrappers: []")
+
+
+# ── with a stand-in for the library ──────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.fixture
+def fake(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "envpool", fake_envpool)
+
+
+def made(rows: int, name: str = "Walk-v5", **fields: Any) -> Any:
+    return find_adapter("envpool").make(config(name, **fields), rows)
+
+
+@pytest.mark.usefixtures("fake")
+def test_each_row_has_the_episodes_of_its_own_seed() -> None:
+    envs, other = made(3, ends=4), made(2, ends=4)
+    seeds = row_seeds(0, 0, 3)
+    first = envs.reset(seeds)
+    assert len(set(first[:, 0].tolist())) == 3
+    # The same seeds give the same first observations, and rows do not depend on their neighbours
+    assert np.array_equal(envs.reset(seeds), first)
+    assert np.array_equal(other.reset(seeds[1:]), first[1:])
+    for _ in range(12):
+        wide, narrow = envs.step(np.zeros(3)), other.step(np.zeros(2))
+        assert np.array_equal(wide.observations[1:], narrow.observations)
+    # Episodes of a row differ
+    assert (envs.step(np.zeros(3)).observations[:, 0] != first[:, 0]).any()
+
+
+@pytest.mark.usefixtures("fake")
+def test_a_time_limit_truncates_and_shows_the_last_observation() -> None:
+    envs = made(2, limit=3, ends=4)
+    first = envs.reset([5, 6])
+    results = [envs.step(np.ones(2)) for _ in range(3)]
+    assert [result.truncated.any() for result in results] == [False, False, True]
+    end = results[-1]
+    assert end.truncated.all()
+    assert not end.terminated.any()
+    assert end.final_observations.tolist() == [[luck, 3.0] for luck in first[:, 0]]
+    assert end.observations[:, 1].tolist() == [0.0, 0.0]
+    assert end.episode_lengths == [3, 3]
+    assert end.episode_returns == [3.0, 3.0]
+
+
+@pytest.mark.usefixtures("fake")
+def test_a_time_limit_that_terminates_and_numbers_out_of_bounds_are_said() -> None:
+    envs = made(4, ends=3, scale=-1.0)
+    envs.reset([5, 6, 7, 8])
+    for _ in range(18):
+        envs.step(np.zeros(4))
+    said = " ".join(envs.remarks)
+    assert "terminated after the same number of steps: 3 steps" in said
+    assert "outside of its observation_space" in said
+    well = made(4, limit=3)
+    well.reset([5, 6, 7, 8])
+    for _ in range(18):
+        well.step(np.zeros(4))
+    assert not well.remarks
+
+
+@pytest.mark.usefixtures("fake")
+def test_returns_are_of_the_rewards_of_the_game_and_lives_are_said() -> None:
+    envs = made(2, "Game-v5", ends=3, episodic_life=True)
+    envs.reset([5, 6])
+    results = [envs.step(np.ones(2)) for _ in range(3)]
+    # Learned is from the clipped rewards
+    assert results[0].rewards.tolist() == [1.0, 1.0]
+    assert results[2].episode_returns == [21.0, 21.0]
+    (said,) = envs.remarks
+    assert "each life of Game-v5 is an episode" in said
+    whole = made(2, "Game-v5", ends=3)
+    whole.reset([5, 6])
+    for _ in range(3):
+        whole.step(np.ones(2))
+    assert not whole.remarks

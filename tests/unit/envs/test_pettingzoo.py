@@ -136,6 +136,22 @@ def test_masks_of_actions_are_said_not_to_be_applied() -> None:
     assert "action_mask in its info" in remark
 
 
+def test_seeds_ends_and_bounds_are_compared_as_those_of_gymnasium() -> None:
+    envs = made(4, id="tests.parallel_envs:Constant")
+    envs.reset([5, 6, 7, 8])
+    for _ in range(60):
+        envs.step(np.zeros(4, np.int64))
+    said = " ".join(envs.remarks)
+    assert "draw the same random numbers: Constant.random" in said
+    assert "terminated after the same number of steps: 3 steps" in said
+    assert "outside of its observation_space" in said
+    well = made(6)
+    well.reset([5, 6, 7, 8, 9, 10])
+    for _ in range(100):
+        well.step(np.zeros(6, np.int64))
+    assert not well.remarks
+
+
 def test_whole_environments_are_played() -> None:
     spaces = describe(RACE)
 

@@ -2,18 +2,26 @@
 
 from __future__ import annotations
 
+import shlex
+import subprocess
+import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import gymnasium
 import numpy as np
 import pytest
 
+from rlplace.config.blocks.simulator import SimulatorEnvConfig
 from rlplace.envs.contract import ContinuousActions, DiscreteActions, Spaces
+from rlplace.envs.registry import describe, make_simulator
 from rlplace.errors import ConfigError
 from rlplace.workers.off_policy.demonstrations import (
     read_demonstrations,
     require_sequence,
 )
+from rlplace.workers.off_policy.shown_rewards import other_rewards
 
 SPACES = Spaces(
     observation_shape=(3,),
@@ -121,3 +129,67 @@ def test_a_file_that_is_no_file_of_arrays_is_refused(tmp_path: Path) -> None:
         with pytest.raises(ConfigError) as caught:
             read_demonstrations(str(path), SPACES)
         assert [p.code for p in caught.value.problems] == ["bad-demonstrations"]
+
+
+@pytest.fixture(scope="module")
+def recorded() -> dict[str, Any]:
+    """Steps of Pendulum with random actions."""
+    env = gymnasium.make("Pendulum-v1")
+    env.action_space.seed(3)
+    shown, _ = env.reset(seed=4)
+    steps = []
+    for _ in range(600):
+        action = env.action_space.sample()
+        after, reward, terminated, truncated, _ = env.step(action)
+        steps.append((shown, after, action, reward, terminated, truncated))
+        shown = env.reset()[0] if truncated else after
+    return {
+        name: np.array(values)
+        for name, values in zip(arrays(), zip(*steps, strict=True), strict=True)
+    }
+
+
+@pytest.mark.parametrize(
+    ("factor", "error"),
+    [
+        (1.0, None),
+        (0.6, None),
+        (0.01, "another scale"),
+        (100.0, "another scale"),
+        (-1.0, "opposite sign"),
+        (0.0, "only one"),
+    ],
+)
+def test_rewards_of_another_scale_or_sign_than_the_environments_are_told(
+    factor: float, error: str | None, recorded: dict[str, Any], tmp_path: Path
+) -> None:
+    path = saved(tmp_path, {**recorded, "rewards": factor * recorded["rewards"]})
+    env = SimulatorEnvConfig(id="Pendulum-v1")
+    spaces = describe(env)
+    make = partial(make_simulator, env, chunk=1)
+
+    def told() -> Any:
+        return other_rewards(path, read_demonstrations(path, spaces), make, spaces, 0)
+
+    found = told()
+    assert (found is None) == (error is None)
+    if found is None:
+        return
+    assert error in found.what
+    if factor:
+        # The fix is pasted
+        _, *words = shlex.split(found.fix)
+        subprocess.run([sys.executable, *words], check=True)
+        assert told() is None
+
+
+def test_nothing_is_said_of_steps_that_the_environment_does_not_reach(
+    recorded: dict[str, Any], tmp_path: Path
+) -> None:
+    away = {name: recorded[name] + 50.0 for name in list(recorded)[:2]}
+    path = saved(tmp_path, {**recorded, **away, "rewards": -recorded["rewards"]})
+    env = SimulatorEnvConfig(id="Pendulum-v1")
+    spaces = describe(env)
+    make = partial(make_simulator, env, chunk=1)
+    steps = read_demonstrations(path, spaces)
+    assert other_rewards(path, steps, make, spaces, 0) is None

@@ -272,7 +272,7 @@ class CausalLm(PackedLm):
         return granite / cohere
 
     def forward(self, packed: Packed, temperature: float = 1.0) -> TokenScores:
-        """Return log-probabilities and entropies of the N scored tokens at `temperature`, [N] each.
+        """Return the scores of the N scored tokens at `temperature`, [N] each.
 
         `packed`: the sequences, with the tokens to score. `temperature`: divides the logits. Each token is conditioned
         on the tokens before it in its own sequence.
@@ -332,7 +332,7 @@ class ActorCriticLm(CausalLm):
         hidden, picks = self.states(packed, packed.before)
         scores = self._scores(hidden, picks, packed, temperature)
         values = self._of_all(self._values(hidden), picks, len(packed.scored))
-        return ValuedScores(*scores, values)
+        return ValuedScores(scores.logprobs, scores.entropies, values)
 
 
 class ValueLm(PackedLm):

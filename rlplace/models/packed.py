@@ -389,10 +389,15 @@ def _asks_for_groups(kernel: Callable[..., object]) -> bool:
 
 
 class TokenScores(NamedTuple):
-    """Log-probabilities of N given tokens, and entropies of the distributions they were drawn from, [N] each."""
+    """Log-probabilities of N given tokens, and entropies of the distributions they were drawn from, [N] each.
+
+    `likeliest`: log-probability of the likeliest token at the place of each given token, without a gradient. A given
+    token is the likeliest one if both log-probabilities are equal.
+    """
 
     logprobs: Tensor  # [N] float32
     entropies: Tensor  # [N] float32
+    likeliest: Tensor  # [N] float32
 
 
 def token_scores(
@@ -403,7 +408,7 @@ def token_scores(
     tile: tuple[int, int] | None = None,
     parallel: TensorParallel | None = None,
 ) -> TokenScores:
-    """Return log-probabilities of N `targets` [N], and the entropies of the distributions of these tokens.
+    """Return the scores of N `targets` [N].
 
     `hidden` [N, E]: the states before the tokens, of size E. `head` [V, E]: the head's weight, for V entries of the
     vocabulary. `temperature`: divides the logits. `tile`: (R, C), rows and vocabulary entries that are computed at
@@ -439,11 +444,12 @@ class _TokenScores(torch.autograd.Function):
         temperature: float,
         tile: tuple[int, int],
         parallel: TensorParallel | None,
-    ) -> tuple[Tensor, Tensor]:
-        # [N] each: logsumexp(z), sum p z, and z of the target
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        # [N] each: logsumexp(z), sum p z, z of the target, and the highest z
         normalisers = hidden.new_zeros(len(hidden), dtype=torch.float32)
         means = torch.zeros_like(normalisers)
         chosen = torch.zeros_like(normalisers)
+        best = torch.zeros_like(normalisers)
         for rows in _parts(len(hidden), tile[0]):
             highest = torch.full_like(chosen[rows], -torch.inf)
             total = torch.zeros_like(chosen[rows])
@@ -468,11 +474,14 @@ class _TokenScores(torch.autograd.Function):
             # From scaled sums to logsumexp(z) and the mean of z
             normalisers[rows] = highest + total.log()
             means[rows] /= total
+            best[rows] = highest
         ctx.save_for_backward(hidden, head, targets, normalisers, means)
         ctx.temperature = temperature
         ctx.tile = tile
         ctx.set_materialize_grads(False)
-        return chosen - normalisers, normalisers - means
+        likeliest = best - normalisers
+        ctx.mark_non_differentiable(likeliest)
+        return chosen - normalisers, normalisers - means, likeliest
 
     @staticmethod
     @once_differentiable
@@ -480,6 +489,7 @@ class _TokenScores(torch.autograd.Function):
         ctx: Any,
         by_logprob: Tensor | None,
         by_entropy: Tensor | None,
+        _: None,
     ) -> tuple[Tensor | None, ...]:
         hidden, head, targets, normalisers, means = ctx.saved_tensors
         # A gradient that is not needed is not computed

@@ -103,7 +103,7 @@ def test_gradients_are_those_of_transformers(
     folder: Path, ranks: Ranks, checkpointing: bool
 ) -> None:
     model, logprobs, entropies = of_transformers(folder)
-    loss(TokenScores(logprobs, entropies)).backward()
+    loss(TokenScores(logprobs, entropies, logprobs)).backward()
     module = build(
         CausalLm, LmSpec(folder=folder, checkpointing=checkpointing), ranks.mesh
     )
@@ -116,7 +116,7 @@ def test_inputs_of_layers_wait_on_the_host(
     qwen: Path, ranks: Ranks, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model, logprobs, entropies = of_transformers(qwen)
-    loss(TokenScores(logprobs, entropies)).backward()
+    loss(TokenScores(logprobs, entropies, logprobs)).backward()
     moved: dict[str, list[tuple[int, ...]]] = {"to": [], "from": []}
 
     def by_way_of_the_host(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -290,7 +290,7 @@ def test_gradients_are_those_of_the_plain_formula(
     hidden, head, targets = inputs(torch.float32)
     uneven = torch.linspace(-1.0, 1.0, TOKENS)
 
-    def gradients(scores: tuple[Tensor, Tensor]) -> tuple[Tensor, ...]:
+    def gradients(scores: Sequence[Tensor]) -> tuple[Tensor, ...]:
         used = [
             (weight * uneven * score).sum()
             for weight, score in zip(weights, scores, strict=True)
@@ -300,8 +300,21 @@ def test_gradients_are_those_of_the_plain_formula(
 
     expected = gradients(plain(hidden, head, targets, temperature))
     torch.testing.assert_close(
-        gradients(token_scores(hidden, head, targets, temperature, (2, 7))), expected
+        gradients(token_scores(hidden, head, targets, temperature, (2, 7))[:2]),
+        expected,
     )
+
+
+@pytest.mark.parametrize("tile", [(3, 4), None])
+def test_the_likeliest_token_is_recognised_exactly(
+    tile: tuple[int, int] | None,
+) -> None:
+    hidden, head, targets = inputs(torch.float32)
+    best = (hidden @ head.t()).argmax(dim=1)
+    targets = torch.where(torch.arange(TOKENS) % 2 == 0, best, targets)
+    scores = token_scores(hidden, head, targets, tile=tile)
+    assert (scores.logprobs == scores.likeliest).tolist() == (targets == best).tolist()
+    assert not scores.likeliest.requires_grad
 
 
 def test_a_frozen_head_gets_no_gradient() -> None:

@@ -11,6 +11,8 @@ from typing import Literal
 NOT_METRICS = "not_metrics"
 # Metric of env and of evaluations: the number of prompts that were too long and left out. Its note says so.
 DROPPED_PROMPTS = "prompts_dropped"
+# Metric of env in a run on written answers: the number of rows that are cut at the limit of tokens. Its note says so.
+CUT_ROWS = "rows_cut"
 # Metric of learned samples and of evaluations: the number of answers to which no reward applies. Its note says so.
 UNREWARDED = "unrewarded"
 # Metric of env and of evaluations: the number of answers that are in no mean, since their rewards failed or are not

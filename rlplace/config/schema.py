@@ -48,6 +48,11 @@ class Config(abc.ABC):
     dry_run: bool = knob("print the plan and stop", False)
 
     @property
+    def run_by(self) -> str:
+        """The name of the shipped job, in `contract.registry`, that runs such a config."""
+        return self.job
+
+    @property
     def placed(self) -> tuple[str, ...]:
         """The names of the placed components."""
         keys = map(str, self.cluster.component_placement)

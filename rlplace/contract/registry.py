@@ -27,6 +27,8 @@ SHIPPED = {
     "simulator": "rlplace.jobs.simulator.job:SimulatorJob",
     "language_model": "rlplace.jobs.language_model.job:LanguageModelJob",
 }
+# Shipped jobs that an algorithm of another job stands for
+BY_ALGORITHM = {"supervised": "rlplace.jobs.language_model.supervised:SupervisedJob"}
 # Shipped jobs that read their config themselves, as custom jobs do: a config names them by the key `job`
 NAMED = {"off_policy": "rlplace.jobs.off_policy.job:OffPolicyJob"}
 
@@ -36,12 +38,13 @@ def job_of(config: Any) -> Job:
     if isinstance(config, OpenConfig):
         job: Job = config.job
         return job
-    return shipped_job(config.job)
+    return shipped_job(config.run_by)
 
 
 def shipped_job(name: str) -> Job:
     """Return the shipped job called `name`, such as "simulator"."""
-    module, _, attribute = (SHIPPED | NAMED)[name].partition(":")
+    known = SHIPPED | BY_ALGORITHM | NAMED
+    module, _, attribute = known[name].partition(":")
     made: Job = getattr(importlib.import_module(module), attribute)()
     return made
 

@@ -457,8 +457,10 @@ def _sources(config: Any, target: str) -> list[str]:
 def _moved_bytes(config: Any, component: str, to: str) -> float:
     """Return the declared bytes that a component has on each accelerator after a move; 0 if they are not declared.
 
-    `to`: the residency after the move, such as "weights" or "full".
+    `to`: the residency after the move, such as "weights" or "full". Only configs of custom jobs declare bytes.
     """
+    if not isinstance(config, OpenConfig):
+        return 0.0
     declared = config.components[component].memory
     least = declared.weights if to == Residency.WEIGHTS.word else declared.full
     return float(least or 0)

@@ -26,6 +26,14 @@ from rlplace.codes import config_error
 from rlplace.envs.text.contract import Image, Message, MessagesWithTools, Prompt
 from rlplace.errors import ConfigError
 from rlplace.json_text import parsed
+from rlplace.models.learned_text import (
+    MARK_BEGIN,
+    MARK_END,
+    LearnedTokens,
+    Piece,
+    learned_chat,
+    learned_tokens,
+)
 from rlplace.tokens import Tokens
 from rlplace.units import clipped
 
@@ -72,8 +80,8 @@ class Tokenizer:
             if isinstance(text, str):
                 self._special[name] = text
         self.chat_template = _chat_template(folder, config)
-        # The compiled template, and the environment that limits it
-        self._template: tuple[LimitedEnvironment, jinja2.Template] | None = None
+        # Whether marks are written -> the compiled template, and the environment that limits it
+        self._templates: dict[bool, tuple[LimitedEnvironment, jinja2.Template]] = {}
         # Finds special tokens in a text; made when it is first needed
         self._special_texts: re.Pattern[str] | None = None
         # Ids that end an answer: those of generation_config.json and config.json, and the end of text
@@ -275,11 +283,13 @@ class Tokenizer:
         *,
         answered: bool = False,
         arguments: Mapping[str, object] | None = None,
+        marked: bool = False,
     ) -> str:
         """Return a chat as text by the model's template, up to the point where the next answer begins.
 
         `answered`: leave out the words that begin the next answer. `arguments`: values for the template in addition to
-        the messages, such as tools. Raises ConfigError if there is no template, or if it rejects these messages.
+        the messages, such as tools. `marked`: put MARK_BEGIN and MARK_END around what the template marks for training,
+        with its tag `generation`. Raises ConfigError if there is no template, or if it rejects these messages.
         """
         import jinja2
 
@@ -289,10 +299,11 @@ class Tokenizer:
             {"role": message.role, "content": _content(message)} for message in messages
         ]
         try:
-            if self._template is None:
-                environment = _environment()
-                self._template = environment, environment.limited(self.chat_template)
-            environment, template = self._template
+            if marked not in self._templates:
+                environment = _environment(marked)
+                limited = environment.limited(self.chat_template)
+                self._templates[marked] = environment, limited
+            environment, template = self._templates[marked]
             # The template's variables: ours, the special tokens, those of the job
             known = {
                 "tools": None,
@@ -410,6 +421,20 @@ class Chat:
         if shown == self._tokenizer.render(prompt, arguments=without):
             raise _tools_not_shown(prompt)
 
+    def learned(self, messages: Sequence[Message]) -> LearnedTokens:
+        """Return the tokens of a whole conversation, and which of them are learned: those of its answers.
+
+        The messages of the assistant are the answers, each with the token that ends it. Raises ConfigError as `text`
+        does, and if the template does not show the answers as they are given.
+        """
+        arguments = dict(self._arguments or {})
+        if isinstance(messages, MessagesWithTools):
+            arguments["tools"] = messages.tools
+            self._require_shown(messages, arguments)
+        if self._system and any(message.role == "system" for message in messages):
+            raise config_error("two-system-messages", "env.system", "system, system")
+        return learned_chat(self._tokenizer, [*self._system, *messages], arguments)
+
     def reply(self, answer: Tokens, text: str) -> Tokens:
         """Return the tokens between an answer and the next answer: the end of the answer's turn, and the reply `text`.
 
@@ -473,6 +498,24 @@ class PlainText:
         else:
             parts += [message.text for message in prompt]
         return "\n".join(parts)
+
+    def learned(self, messages: Sequence[Message]) -> LearnedTokens:
+        """Return the tokens of a whole conversation, and which of them are learned: those of its answers.
+
+        As in a run, nothing stands between the first messages and the answer, and line breaks stand around a reply.
+        """
+        first = next(i for i, each in enumerate(messages) if each.role == "assistant")
+        begun = messages[:first]
+        if isinstance(messages, MessagesWithTools):
+            begun = MessagesWithTools.of(begun, messages.tools)
+        pieces = [Piece(self.text(begun), is_learned=False)]
+        for message in messages[first:]:
+            if message.role == "assistant":
+                pieces.append(Piece(message.text, is_learned=True))
+            else:
+                pieces.append(Piece(f"\n{message.text}\n", is_learned=False))
+        stops = self._tokenizer.stop_token_ids
+        return learned_tokens(self._tokenizer, pieces, stops, is_plain=True)
 
     def reply(self, answer: Tokens, text: str) -> Tokens:
         """Return the tokens of the reply `text`, with a line break before and after it. `answer` is not used."""
@@ -563,10 +606,10 @@ def _chat_template(folder: Path, config: Mapping[str, Any]) -> str | None:
     return None
 
 
-def _environment() -> LimitedEnvironment:
+def _environment(marked: bool) -> LimitedEnvironment:
     """Return the jinja2 environment for chat templates, with the settings of `apply_chat_template` in transformers.
 
-    Time and size of a rendering are limited.
+    Time and size of a rendering are limited. `marked`: put marks around the content of the tag `generation`.
     """
     import jinja2.ext
     import jinja2.nodes
@@ -576,7 +619,7 @@ def _environment() -> LimitedEnvironment:
     class Generation(jinja2.ext.Extension):
         """Jinja tag `{% generation %}...{% endgeneration %}`, by which templates mark answers for training on them.
 
-        Here the tag only renders what is inside.
+        The tag renders what is inside, with marks around it if they are asked for.
         """
 
         tags = {"generation"}  # noqa: RUF012  # as the library declares it
@@ -584,7 +627,13 @@ def _environment() -> LimitedEnvironment:
         def parse(self, parser: Any) -> Any:
             line = next(parser.stream).lineno
             body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
+            if marked:
+                body = [_written(MARK_BEGIN, line), *body, _written(MARK_END, line)]
             return jinja2.nodes.Scope(body, lineno=line)
+
+    def _written(text: str, line: int) -> jinja2.nodes.Output:
+        data = jinja2.nodes.TemplateData(text, lineno=line)
+        return jinja2.nodes.Output([data], lineno=line)
 
     def raise_exception(message: str) -> None:
         raise jinja2.TemplateError(message)

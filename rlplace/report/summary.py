@@ -599,7 +599,7 @@ def _learned_rows(learned: Mapping[str, Sequence[float]]) -> Rows:
 
 
 def _own_rows(report: Mapping[str, Any]) -> Rows:
-    """Yield (head, text) of the lines about a custom job's iterations and, if it has one, its score.
+    """Yield (head, text) of the lines about a job's steps, such as iterations and, if it has them, its scores.
 
     `report`: the run's summary.
     """
@@ -607,8 +607,17 @@ def _own_rows(report: Mapping[str, Any]) -> Rows:
     if first is not None and last is not None:
         name = report["score_name"]
         yield name, f"{first:,.4g} -> {last:,.4g}   (first, last iteration)"
-    rate = f"{report['iterations_per_s']:,.3g} per second"
-    yield "iterations", f"{report['iterations']:,}, {rate}"
+    evaluations = list(report["evaluations"].items())
+    if evaluations:
+        # A single evaluation is first and last
+        ends = dict([evaluations[0], evaluations[-1]])
+        scores = [
+            f"{_reward(score)} by version {version}" for version, score in ends.items()
+        ]
+        yield "held out", " -> ".join(scores)
+    steps = steps_name(report)
+    rate = f"{report[f'{steps}_per_s']:,.3g} per second"
+    yield steps, f"{report[steps]:,}, {rate}"
 
 
 def _text_rows(report: Mapping[str, Any]) -> Rows:

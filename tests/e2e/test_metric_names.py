@@ -12,6 +12,16 @@ from tests.e2e.training import INLINE, Finished, placed, train
 
 RUNS = {
     "off-policy": ("sac", TINY),
+    "written answers": (
+        "sft_tiny",
+        (
+            "cluster.launcher=inline",
+            "cluster.accelerator.kind=emulated",
+            "cluster.component_placement.actor=0",
+            "algorithm.prompts=4",
+            "runner.eval_every=1",
+        ),
+    ),
     "simulators": ("hybrid_ppo", (*INLINE, *placed("0", "0", "1"))),
     "language model with critic, reference and reward": (
         "rlhf_tiny",
@@ -35,7 +45,8 @@ def test_every_metric_of_a_run_is_listed(
     kind: str, models: tuple[str, ...], tmp_path: Path
 ) -> None:
     config, words = RUNS[kind]
-    own = models if config == "rlhf_tiny" else ()
+    # sft_tiny has no reward
+    own = {"rlhf_tiny": models, "sft_tiny": models[:1]}.get(config, ())
     run: Finished = train(config, tmp_path, *words, *own, "runner.total_iterations=2")
     assert run.code == 0, run.err
     written = {name for line in run.metrics() for name in line}
@@ -43,5 +54,5 @@ def test_every_metric_of_a_run_is_listed(
     assert {
         name for name in written if not any(metric.matches(name) for metric in listed)
     } == set()
-    own = "actor/critic_loss" if config == "sac" else "actor/lr"
-    assert {"time/iteration_s", "util/busy_share", own} <= written
+    learned = "actor/critic_loss" if config == "sac" else "actor/lr"
+    assert {"time/iteration_s", "util/busy_share", learned} <= written

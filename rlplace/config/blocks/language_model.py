@@ -351,6 +351,12 @@ class LanguageModelJobConfig(Config):
     agent: AgentConfig = block(AgentConfig)
 
     @property
+    def run_by(self) -> str:
+        if self.algorithm.name == "sft":
+            return "supervised"
+        return self.job
+
+    @property
     def model(self) -> ModelKeys | None:
         """The path and the config.json keys of the actor's language model; None if the config has none."""
         return self.actor.language_model

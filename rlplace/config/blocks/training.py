@@ -21,6 +21,7 @@ AlgorithmName = Literal[
     "reinforce_pp_baseline",
     "dapo",
     "distill",
+    "sft",
 ]
 # loss aggregation: see algo.losses.token_weights
 Mean = Literal["token", "sequence", "constant"]
@@ -215,7 +216,7 @@ class AlgorithmConfig:
     """How samples are made and used for learning. Keys that only one kind of job has are refused in the other kind."""
 
     name: AlgorithmName = knob(
-        "ppo: with a critic | distill: from a teacher alone | the others, of language models: without a critic",
+        "ppo: with a critic | distill: from a teacher | sft: from written answers | others, of text: without a critic",
         "ppo",
     )
     rollout_steps: int = simulator_knob(

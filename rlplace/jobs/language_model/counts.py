@@ -38,6 +38,8 @@ def explain_counts(
 
 
 def _engines(placement: HybridComponentPlacement) -> Iterator[Count]:
+    if "rollout" not in placement.components:
+        return
     spec = placement.spec("rollout")
     used = placement.accelerators("rollout")
     if not used:
@@ -114,8 +116,10 @@ def _samples(
     # Ranks that process the same samples together.
     together = actor.parallel.ranks
     takers = "each rank" if together == 1 else f"every {together} ranks"
-    engines = placement.spec("rollout").num_copies
-    why = f"{algorithm.prompts} prompts x {algorithm.samples_per_prompt}; {_each(samples, engines)} for each engine"
+    why = f"{algorithm.prompts} prompts x {algorithm.samples_per_prompt}"
+    if "rollout" in placement.components:
+        engines = placement.spec("rollout").num_copies
+        why += f"; {_each(samples, engines)} for each engine"
     yield Count("samples", f"{samples} in an iteration", why)
     steps = -(-samples // batch) * algorithm.epochs
     why = f"{samples} samples in batches of {batch}, {_each(batch, actor.data_parallel)} for {takers} of the actor"

@@ -242,7 +242,7 @@ class LanguageModelJob(TrainedJob):
             return ("reference",)
         return ()
 
-    def performance_model(self) -> LanguageModelPerformance:
+    def performance_model(self) -> LanguageModelPerformance | None:
         # Imported here: a plan without a profile needs no NumPy.
         from rlplace.jobs.language_model.performance.model import (
             LanguageModelPerformance,

@@ -105,6 +105,8 @@ def _batches(config: LanguageModelJobConfig, plan: Plan) -> dict[str, int]:
 def slices_heads(config: LanguageModelJobConfig, plan: Plan) -> bool:
     """Return whether each accelerator of an engine gets equally many attention heads; True for unknown models."""
     heads = text_keys(config.model or {}).get("num_attention_heads")
+    if "rollout" not in plan.placement.components:
+        return True
     spec = plan.placement.spec("rollout")
     slices = max(
         [

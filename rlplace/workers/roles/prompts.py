@@ -41,8 +41,10 @@ _OPENED = re.compile(
     rf"[<\[](?:{THOUGHTS}|answer|solution)[>\]]\s{{0,8}}$",
     re.IGNORECASE,
 )
-_LOG = logging.getLogger(__name__)
+LOG = logging.getLogger(__name__)
 _SHOWN = 200  # characters of a prompt that an error shows
+# Takes a line of text about work that takes long
+Tell = Callable[[str], object]
 _TRIES = 100  # draws of an endless task before the error that no prompt is short enough
 # offset between the numbers of redraws; larger than any run's number of prompts
 _APART = 1 << 23
@@ -65,7 +67,7 @@ class Prompts:
         model: Path,
         split: Split,
         *,
-        tell: Callable[[str], object] = _LOG.info,
+        tell: Tell = LOG.info,
     ) -> None:
         """Read the task's prompts and check them. This can run without workers.
 
@@ -356,7 +358,7 @@ def splits(config: LanguageModelJobConfig) -> tuple[Split, ...]:
     return ("train",)
 
 
-def _show(line: str) -> None:
+def show(line: str) -> None:
     """Show a line about work that takes long; a command may print its result to standard output."""
     sys.stderr.write(f"{line}\n")
     sys.stderr.flush()
@@ -370,7 +372,7 @@ def check_prompts(config: LanguageModelJobConfig, model: Path) -> tuple[Problem,
     problems: list[Problem] = []
     for split in splits(config):
         try:
-            Prompts(config, model, split, tell=_show)
+            Prompts(config, model, split, tell=show)
         except ConfigError as error:
             problems += [
                 problem for problem in error.problems if problem not in problems

@@ -763,3 +763,80 @@ class CriticLearner(LmLearner):
             differentiate,
             counted,
         )
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class HeldOut:
+    """Numbers of held-out rows with S answers of M tokens together.
+
+    `loss`: mean of -log p over tokens. `token_accuracy`: share of tokens that are the likeliest of all. `accuracy`:
+    share of rows of which all learned tokens are: a greedy engine would write exactly these answers. `rows`: S.
+    `tokens`: M.
+    """
+
+    loss: float
+    token_accuracy: float
+    accuracy: float
+    rows: int
+    tokens: int
+
+
+class SupervisedLearner(LmLearner):
+    """Learner of written answers: it makes their tokens likelier (maximum likelihood, SFT).
+
+    The loss of a step is the mean of -log p over all learned tokens of the step, on all ranks and in all micro-batches.
+    So it does not depend on how the rows are packed: a mean of the means of micro-batches would weigh the tokens of
+    short answers more.
+    """
+
+    def learn(self, shard: SampleShard, iteration: int) -> Update:
+        """Learn from all rows of `iteration`, and return the result of the optimizer steps. A collective.
+
+        `shard`: the rows that this rank computes.
+        """
+        batch = Batch(shard, self._lm.device)
+
+        def differentiate(
+            picks: MicroBatch,
+            totals: Totals,
+        ) -> tuple[Tensor, dict[str, Tensor]]:
+            scores: TokenScores = self._lm.module(batch.packed(picks))
+            lengths = batch.lengths(picks)
+            weights = token_weights(self._algorithm.mean, lengths, totals)
+            loss = -(weights * scores.logprobs).sum()
+            tokens = max(1, totals.tokens)
+            right = scores.logprobs == scores.likeliest
+            entropies = scores.entropies.detach()
+            return loss, {
+                "loss": loss.detach().double(),
+                "token_accuracy": right.sum(dtype=torch.float64) / tokens,
+                "entropy": entropies.sum(dtype=torch.float64) / tokens,
+            }
+
+        plan = self.plan(shard.lengths, iteration)
+        return self._learn(shard.lengths, plan, iteration, differentiate)
+
+    def evaluate(self, shard: SampleShard) -> HeldOut:
+        """Return numbers of held-out rows by the present weights, equal on every rank. A collective.
+
+        `shard`: the rows that this rank computes.
+        """
+        batch = Batch(shard, self._lm.device)
+        micro_batches = self.inference_plan(shard.lengths).ranks[self._ranks.replica]
+
+        def scores(packed: Packed) -> list[Tensor]:
+            found: TokenScores = self._lm.module(packed)
+            right = found.logprobs == found.likeliest
+            return [found.logprobs, right.float()]
+
+        logprobs, right = self._infer(batch, micro_batches, scores, 2).cpu()
+        # Rows of which nothing is learned are in no mean
+        sizes = [size for size in shard.lengths.responses if size]
+        whole = [bool(row.all()) for row in right.split(sizes)]
+        return HeldOut(
+            loss=-float(logprobs.double().mean()) if sizes else 0.0,
+            token_accuracy=float(right.double().mean()) if sizes else 0.0,
+            accuracy=sum(whole) / max(1, len(whole)),
+            rows=len(sizes),
+            tokens=sum(sizes),
+        )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import importlib.util
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -53,7 +53,9 @@ def launch_problems(config: LanguageModelJobConfig, plan: Plan) -> Iterator[Prob
     """Yield a problem for each library or file that is missing or unfit on this machine for a run of the plan."""
     if config.rollout.engine == "vllm":
         yield from _vllm_problems(config, plan)
-    yield from _actor_problems(config)
+    from rlplace.workers.roles.prompts import check_prompts
+
+    yield from actor_problems(config, check_prompts)
     for component in plan.placement.components:
         block = config.block_of(component)
         key = config.key_of(component)
@@ -94,8 +96,14 @@ def _endpoint_problems(url: str, key: str) -> Iterator[Problem]:
         ).problems
 
 
-def _actor_problems(config: LanguageModelJobConfig) -> Iterator[Problem]:
-    """Yield the problems of the actor's weights and tokenizer, and of prompts that can be checked before a run."""
+def actor_problems(
+    config: LanguageModelJobConfig,
+    check_data: Callable[[LanguageModelJobConfig, Path], Iterable[Problem]],
+) -> Iterator[Problem]:
+    """Yield the problems of the actor's weights and tokenizer, and those of the data that the run reads.
+
+    `check_data`: returns the problems of the data. It gets the config and the folder of the model.
+    """
     written = (config.model or {}).get("path")
     if not isinstance(written, str):
         yield problem("missing-key", _ACTOR_PATH, error="model-path")
@@ -105,7 +113,6 @@ def _actor_problems(config: LanguageModelJobConfig) -> Iterator[Problem]:
     if not os.path.isdir(folder):
         return
     from rlplace.models.tokenizer import Tokenizer
-    from rlplace.workers.roles.prompts import check_prompts
 
     try:
         tokenizer = Tokenizer.load(folder)
@@ -114,7 +121,7 @@ def _actor_problems(config: LanguageModelJobConfig) -> Iterator[Problem]:
         return
     case = TokenizedJob(config=config, tokenizer=tokenizer, written=written)
     yield from broken(TOKENIZER, case)
-    yield from check_prompts(config, folder)
+    yield from check_data(config, folder)
 
 
 def weights_problems(folder: Path, key: str) -> Iterator[Problem]:

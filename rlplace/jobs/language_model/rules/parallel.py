@@ -74,6 +74,8 @@ def _engine_of_several(case: PlannedJob) -> Iterator[Found]:
 
     Not supported: context parallelism, an engine of several ranks, and several accelerators without vLLM.
     """
+    if "rollout" not in case.plan.placement.components:
+        return
     spec = case.plan.placement.spec("rollout")
     engine = case.config.rollout.engine
     sizes = {segment.accelerators_per_rank for segment in spec.segments}

@@ -1,0 +1,170 @@
+"""Which tokens of a written conversation are learned: those of its answers, each with the token that ends it.
+
+::
+
+    messages ── chat template ──▶ <turn>user: 1+2?<eos><turn>assistant: 3<eos>
+    learned                                                            ▔▔▔▔▔▔
+
+A template says by its tag `generation` which parts are answers. Without the tag, an answer is what follows the
+rendering of the messages before it. The text before an answer, and the answer, are each encoded alone, as in a run:
+there the model reads the tokens of a prompt, and its answer follows them.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rlplace.codes import config_error
+from rlplace.envs.text.contract import Message
+from rlplace.tokens import Tokens
+from rlplace.units import clipped
+
+if TYPE_CHECKING:
+    from rlplace.models.tokenizer import Tokenizer
+
+_KEY = "actor.model.path"
+_SHOWN = 200  # characters of a rendered chat that an error shows
+# The tag by which a template marks answers
+_TAG = re.compile(r"\{%-?\+?\s*generation\b")
+# Stand before and behind what a template marks for training
+MARK_BEGIN = "\N{BLACK SQUARE}learned from here\N{BLACK SQUARE}"
+MARK_END = "\N{BLACK SQUARE}learned to here\N{BLACK SQUARE}"
+_MARKED = re.compile(f"{MARK_BEGIN}(.*?){MARK_END}", re.DOTALL)
+
+
+class Piece(NamedTuple):
+    """A part of a conversation as text. `is_learned`: whether it is an answer."""
+
+    text: str
+    is_learned: bool
+
+
+class LearnedTokens(NamedTuple):
+    """The tokens of a conversation [L], and for each of them whether it is learned [L]."""
+
+    tokens: Tokens
+    mask: NDArray[np.bool_]
+
+
+def learned_chat(
+    tokenizer: Tokenizer, chat: Sequence[Message], arguments: Mapping[str, object]
+) -> LearnedTokens:
+    """Return the tokens of a chat by the template of `tokenizer`, and which of them are learned.
+
+    `chat`: messages, with at least one of the assistant, which is not the first. `arguments`: values for the template
+    beside the messages. Raises ConfigError if the template refuses the messages, or does not show them as they are.
+    """
+    if _TAG.search(tokenizer.chat_template or ""):
+        pieces = marked_pieces(tokenizer, chat, arguments)
+    else:
+        pieces = pieces_by_prefix(tokenizer, chat, arguments)
+    stops, _ = tokenizer.stops((), chat=True)
+    return learned_tokens(tokenizer, pieces, stops)
+
+
+def marked_pieces(
+    tokenizer: Tokenizer, chat: Sequence[Message], arguments: Mapping[str, object]
+) -> list[Piece]:
+    """Return a rendered chat, cut at the tags `generation` of the template. Raises ConfigError if it marks nothing."""
+    text = tokenizer.render(chat, answered=True, arguments=arguments, marked=True)
+    # Texts and marked texts take turns
+    parts = _MARKED.split(text)
+    pieces = [Piece(part, is_learned=at % 2 == 1) for at, part in enumerate(parts)]
+    if not any(piece.is_learned and piece.text for piece in pieces):
+        raise config_error(
+            "chat-template-refused",
+            _KEY,
+            repr(clipped(text, _SHOWN)),
+            error="marks-nothing",
+        )
+    return pieces
+
+
+def pieces_by_prefix(
+    tokenizer: Tokenizer, chat: Sequence[Message], arguments: Mapping[str, object]
+) -> list[Piece]:
+    """Return a rendered chat, cut where answers begin and end.
+
+    An answer begins behind the rendering of the messages before it, and ends with its text. Raises ConfigError if the
+    rendering of the whole chat does not begin with that of the first messages, or lacks an answer.
+    """
+    whole = tokenizer.render(chat, answered=True, arguments=arguments)
+    pieces: list[Piece] = []
+    done = 0
+    for at, message in enumerate(chat):
+        if message.role != "assistant":
+            continue
+        before = tokenizer.render(chat[:at], arguments=arguments)
+        answer = message.text.strip()
+        found = whole.find(answer, len(before))
+        if not whole.startswith(before) or found < 0:
+            raise config_error(
+                "chat-template-refused",
+                _KEY,
+                repr(clipped(before, _SHOWN)),
+                error="answers",
+            )
+        end = found + len(answer)
+        pieces.append(Piece(whole[done : len(before)], is_learned=False))
+        pieces.append(Piece(whole[len(before) : end], is_learned=True))
+        done = end
+    return [*pieces, Piece(whole[done:], is_learned=False)]
+
+
+def learned_tokens(
+    tokenizer: Tokenizer,
+    pieces: Sequence[Piece],
+    stops: Sequence[int],
+    *,
+    is_plain: bool = False,
+) -> LearnedTokens:
+    """Return the tokens of a conversation, and which of them are learned.
+
+    `pieces`: the conversation; nothing behind its last answer is kept. `stops`: ids of the tokens that end an answer.
+    An answer at the end of the conversation that has no such token gets the first one of `stops`. `is_plain`: whether
+    the tokenizer puts its first tokens before the text, since no template has written them.
+    """
+    ends = [tokenizer.decode([stop], special=True) for stop in stops]
+    ended = _with_ends(pieces, ends) if ends else list(pieces)
+    last = max(at for at, piece in enumerate(ended) if piece.is_learned)
+    parts: list[Tokens] = []
+    masks: list[NDArray[np.bool_]] = []
+    for at, piece in enumerate(ended[: last + 1]):
+        tokens = tokenizer.encode(piece.text)
+        if at == 0 and is_plain:
+            tokens = tokenizer.encode_beginning(piece.text)
+        has_end = len(tokens) > 0 and int(tokens[-1]) in stops
+        if at == last and stops and not has_end:
+            tokens = np.append(tokens, np.int32(stops[0]))
+        parts.append(tokens)
+        masks.append(np.full(len(tokens), piece.is_learned))
+    return LearnedTokens(np.concatenate(parts), np.concatenate(masks))
+
+
+def _with_ends(pieces: Sequence[Piece], ends: Sequence[str]) -> list[Piece]:
+    """Return `pieces`, in which the token that ends an answer is a part of the answer, and blanks behind it are not.
+
+    `ends`: texts of the tokens that end an answer.
+    """
+    token = "|".join(map(re.escape, ends))
+    texts = [piece.text for piece in pieces]
+    for at, piece in enumerate(pieces[:-1]):
+        if not piece.is_learned:
+            continue
+        inside = re.search(rf"(?:{token})(\s*)$", texts[at])
+        behind = re.match(rf"\s*(?:{token})", texts[at + 1])
+        if inside is not None:
+            texts[at] = texts[at][: inside.start(1)]
+            texts[at + 1] = inside[1] + texts[at + 1]
+        elif behind is not None:
+            texts[at] += behind[0]
+            texts[at + 1] = texts[at + 1][behind.end() :]
+    return [
+        Piece(text, is_learned=piece.is_learned)
+        for text, piece in zip(texts, pieces, strict=True)
+    ]

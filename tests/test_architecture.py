@@ -782,6 +782,16 @@ def test_every_room_and_door_exists() -> None:
     assert (rooms | places) - there == set()
 
 
+def test_the_page_lists_each_room_once() -> None:
+    page = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+    # Behind a semicolon: modules beside the room
+    rows = re.findall(r"^\| \d+ \| ([^;|]+)", page, re.MULTILINE)
+    named = [room for row in rows for room in re.findall(r"`([a-z_.]+)`", row)]
+    twice = {room for room in named if named.count(room) > 1}
+    assert len(named) > 20
+    assert twice == set()
+
+
 @pytest.mark.parametrize("library", WITHOUT)
 def test_importing_a_light_module_pulls_in_nothing_heavy(library: str) -> None:
     light = [

@@ -213,7 +213,11 @@ def _misspelt_command(word: str) -> str | None:
 def _request(words: Sequence[str]) -> Request:
     """Parse the options of `plan`. All words that are not options become the words for Hydra. Raises ConfigError."""
     parser = OptionParser(
-        typed("plan"), word_of=compose.word_of, formats=FORMATS, add_help=False
+        typed("plan"),
+        word_of=compose.word_of,
+        reader=compose.options_meant,
+        formats=FORMATS,
+        add_help=False,
     )
     for option in ("--diff", "--measured"):
         parser.add_argument(option, nargs="?", const="")

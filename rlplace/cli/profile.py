@@ -39,7 +39,12 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _measure(argv: Sequence[str]) -> int:
     about = "Runs a job for a few iterations under several placements; the profile says what each part of it takes."
-    parser = OptionParser(typed("profile"), word_of=compose.word_of, description=about)
+    parser = OptionParser(
+        typed("profile"),
+        word_of=compose.word_of,
+        reader=compose.options_meant,
+        description=about,
+    )
     parser.add_argument(
         "--out", help="the file to write; a folder beside the job's runs otherwise"
     )

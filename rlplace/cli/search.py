@@ -122,7 +122,12 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def read_request(words: Sequence[str]) -> Request:
     """Parse the options of `search`. All words that are not options become the words for Hydra. Raises ConfigError."""
-    parser = OptionParser(typed("search"), word_of=compose.word_of, add_help=False)
+    parser = OptionParser(
+        typed("search"),
+        word_of=compose.word_of,
+        reader=compose.options_meant,
+        add_help=False,
+    )
     parser.add_argument("--format", nargs="?", const="", default="text")
     parser.add_argument("--apply", nargs="?", const="")
     parser.add_argument("--probe", nargs="?", const="", default="0")

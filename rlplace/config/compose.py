@@ -41,10 +41,11 @@ from rlplace.codes import config_error, problem
 from rlplace.config.found import value_at
 from rlplace.config.from_environment import of_environment, with_default
 from rlplace.config.keys import every_place, takes_list
-from rlplace.config.options import DASHES, OptionParser
+from rlplace.config.option_keys import read_options
+from rlplace.config.options import DASHES, Meaning, OptionParser, apart
 from rlplace.config.override_words import meant_by
 from rlplace.config.paths import at_home, names_config, readable, unquoted
-from rlplace.config.unknown_keys import word_meant
+from rlplace.config.unknown_keys import option_of_block, word_meant
 from rlplace.config.yaml_text import (
     closes,
     line_sources,
@@ -231,7 +232,9 @@ class CommandLine:
 
 def _parser() -> OptionParser:
     """Return a parser of Hydra's flags. For an unknown flag, its error proposes the flag or key that may be meant."""
-    parser = OptionParser("command line", word_of=word_of, add_help=False)
+    parser = OptionParser(
+        "command line", word_of=word_of, reader=options_meant, add_help=False
+    )
     for name, short in (("config-name", "cn"), ("config-path", "cp"), ("package", "p")):
         parser.add_argument(f"--{name}", f"-{short}")
     parser.add_argument("--config-dir", "-cd", action="append", default=[])
@@ -245,11 +248,35 @@ def _parser() -> OptionParser:
 
 def word_of(name: str, value: str) -> str | None:
     """Return the override that is probably meant by the unknown option `--name=value`; None if this is not clear."""
+    return word_of_group(name, value) or word_meant(name, value)
+
+
+def word_of_group(name: str, value: str) -> str | None:
+    """Return the override that is meant by the option `--name=value` for a part of a config; None for another."""
     if name == MODEL and value in group_names(MODEL):
         return f"{MODEL}@actor.model={value}"
     if name in (TASK, PLACEMENT) and value in group_names(name):
         return f"{name}={value}"
-    return word_meant(name, value)
+    return option_of_block(name, value)
+
+
+def options_meant(words: Sequence[str]) -> Mapping[str, Meaning]:
+    """Return unknown option -> what is meant by it in the config that a command line names. `words`: its words."""
+    kept, options = apart(words, FLAGS, _is_config)
+    if not options:
+        return {}
+    try:
+        composed = with_hydra(kept)
+    except ConfigError:
+        return {}
+    if len(composed) != 1:
+        return {}
+    return read_options(options, composed[0].mapping, word_of_group)
+
+
+def _is_config(word: str) -> bool:
+    """Return whether a word names a config or a task, or is a file of one."""
+    return word.endswith(".yaml") or word in config_names() or word in group_names(TASK)
 
 
 # Hydra's flags, which may stand beside overrides

@@ -5,8 +5,8 @@ from __future__ import annotations
 import argparse
 import re
 import sys
-from collections.abc import Callable, Collection, Sequence
-from typing import Any, NoReturn
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any, NamedTuple, NoReturn
 
 from rlplace.codes import config_error
 from rlplace.config.paths import at_home
@@ -31,6 +31,60 @@ def _at_home(word: str) -> str:
     return word
 
 
+class Meaning(NamedTuple):
+    """What is meant by an unknown option.
+
+    `fix`: what to type in its place. `reason`: why, if it is more than another spelling.
+    """
+
+    fix: str
+    reason: str | None = None
+
+
+# Unknown option of a command line -> what is meant by it
+Meanings = Mapping[str, Meaning]
+
+
+def apart(
+    words: Sequence[str], known: Collection[str], is_config: Callable[[str], bool]
+) -> tuple[list[str], dict[str, list[str]]]:
+    """Return (words without unknown options, unknown option -> its values).
+
+    `known`: the known options. `is_config`: whether a word names a config; such a word is the value of no option.
+    """
+    kept: list[str] = []
+    options: dict[str, list[str]] = {}
+    values: list[str] | None = None
+    for word in words:
+        if _is_option(word):
+            option, equals, value = word.partition("=")
+            values = None
+            if option in known:
+                kept.append(word)
+                continue
+            values = options.setdefault(option, [])
+            if equals:
+                values.append(value)
+                values = None
+        elif values is None or "=" in word or is_config(word) or _is_full(values, word):
+            values = None
+            kept.append(word)
+        else:
+            values.append(word)
+    return kept, options
+
+
+def _is_option(word: str) -> bool:
+    """Return whether a word is an option: it begins with a dash, and is no number."""
+    return word.startswith("-") and not re.match(r"-\.?[0-9]", word)
+
+
+def _is_full(values: Sequence[str], word: str) -> bool:
+    """Return whether a word is no further value of an option: all of several values are numbers."""
+    numbers = [re.fullmatch(r"-?[0-9.]+(e-?[0-9]+)?", each) for each in (*values, word)]
+    return bool(values) and not all(numbers)
+
+
 class OptionParser(argparse.ArgumentParser):
     """An argument parser that raises ConfigError with the code bad-option instead of ending the program.
 
@@ -45,6 +99,7 @@ class OptionParser(argparse.ArgumentParser):
         command: str,
         *,
         word_of: Callable[[str, str], str | None] = lambda name, value: None,
+        reader: Callable[[Sequence[str]], Meanings] = lambda words: {},
         check: Callable[[str], object] | None = None,
         formats: Collection[str] = (),
         **options: Any,
@@ -52,13 +107,17 @@ class OptionParser(argparse.ArgumentParser):
         """Create a parser without options.
 
         `command`: the command as the user has typed it. `word_of`: a function that takes name and value of an unknown
-        option, and returns the override `key=value` that the user probably means, or None. `check`: a function that
+        option, and returns the override `key=value` that the user probably means, or None. `reader`: a function that
+        takes the words of a command line, and returns unknown option -> what is meant by it in the config that these
+        words name. `check`: a function that
         takes the first argument, and raises ConfigError if nothing of this name exists; its problems are told together
         with those of the options. `formats`: values of the option --format, if argparse does not know them. `options`:
         further arguments for `argparse.ArgumentParser`.
         """
         super().__init__(prog=command, allow_abbrev=False, **options)
         self._word_of = word_of
+        self._reader = reader
+        self._read: Meanings | None = None
         self._check = check
         self._of_format = formats
         self._others: Collection[str] = ()
@@ -78,6 +137,7 @@ class OptionParser(argparse.ArgumentParser):
         Hydra's, will consume.
         """
         self._others = others
+        self._read = self._reader(rest)
         problems: list[Problem] = []
         for word in rest:
             if word.startswith("-") and word.partition("=")[0] not in others:
@@ -201,7 +261,8 @@ class OptionParser(argparse.ArgumentParser):
         after = [*self.words, ""][[*self.words, word].index(word) + 1 :]
         got = word
         following = "".join(after[:1])
-        if following and not value and not following.startswith("-"):
+        is_value = not _is_option(following) and "=" not in following
+        if following and not value and is_value:
             value = following
             got = f"{word} {following}"
         near = self._near(word)
@@ -220,7 +281,20 @@ class OptionParser(argparse.ArgumentParser):
                 takes=self._takes(),
                 word=shown,
             )
-        # A key with dashes
+        # A key with dashes, in the config of this command line
+        if self._read is None:
+            self._read = self._reader(self.words)
+        meaning = self._read.get(option)
+        if near is None and meaning is not None:
+            error = "key-because" if meaning.reason else "key"
+            return config_error(
+                "bad-option",
+                option,
+                got,
+                error=error,
+                meant=meaning.fix,
+                reason=meaning.reason,
+            )
         key = None
         if near is None:
             key = self._word_of(name.replace("-", "_"), value)

@@ -66,12 +66,14 @@ _KEYS = {
     "env.max_episode_steps": "episode_length max_episode_length max_episode_len time_limit",
     "env.system": "system_prompt system_message",
     "env.chat": "apply_chat_template",
-    "critic.warmup_iterations": "critic_warmup",
+    "critic.warmup_iterations": "critic_warmup freezing_actor_steps",
     "reward.url": "remote_rm_url",
+    "reward.head": "value_head_prefix",
+    "runner.seed": "seeds random_seed random_state",
     "faults.restarts": "max_restarts",
     "resume": "resume_path resume_from resume_from_path resume_from_checkpoint resume_mode",
     ".optimizer": "optim",
-    ".optimizer.lr": "learning_rate actor_learning_rate critic_learning_rate",
+    ".optimizer.lr": "learning_rate",
     ".optimizer.beta1": "adam_beta1",
     ".optimizer.beta2": "adam_beta2",
     ".optimizer.eps": "adam_eps adam_epsilon",
@@ -91,7 +93,7 @@ _KEYS = {
     ".activation_offload": "enable_activation_offload enable_activation_offloading activation_offloading",
     ".micro_batch": "micro_batch_size micro_batch_size_per_gpu micro_train_batch_size "
     "ppo_micro_batch_size_per_gpu per_device_train_batch_size log_prob_micro_batch_size_per_gpu",
-    ".token_budget": "max_tokens_per_gpu ppo_max_token_len_per_gpu",
+    ".token_budget": "max_tokens_per_gpu ppo_max_token_len_per_gpu train_max_tokens_per_gpu",
     ".weights": "model_dtype",
     "rollout.engine": "backend rollout_backend",
     "rollout.action_chunk": "chunk_size num_action_chunks action_horizon",
@@ -107,12 +109,15 @@ KEYS: Mapping[str, str] = {
 }
 # Names of other libraries for keys of the off-policy job, where they are not those of the other jobs
 _OFF_POLICY_KEYS = {
-    "algorithm.learning_starts": "start_steps random_steps warmup_steps num_random_steps",
+    "algorithm.learning_starts": "start_steps random_steps warmup_steps num_random_steps start_timesteps",
     "algorithm.updates_per_step": "utd_ratio utd replay_ratio gradient_updates_per_step",
-    "algorithm.temperature": "ent_coef entropy_coef alpha",
-    "algorithm.n_step": "n_steps nstep",
+    "algorithm.temperature": "ent_coef entropy_coef alpha init_temperature",
+    "algorithm.n_step": "n_steps nstep multi_step",
+    "algorithm.batch_size": "minibatch_size train_batch_size",
+    "algorithm.tau": "polyak target_tau soft_target_tau",
+    "algorithm.target_entropy": "target_ent",
     "algorithm.target_every": "target_update_interval target_network_frequency",
-    "algorithm.policy_delay": "policy_freq policy_frequency policy_update_freq",
+    "algorithm.policy_delay": "policy_freq policy_frequency policy_update_freq actor_update_interval",
     "algorithm.exploration_noise": "expl_noise action_noise",
     "algorithm.target_noise": "policy_noise target_policy_noise",
     "algorithm.target_noise_clip": "noise_clip",
@@ -123,6 +128,10 @@ _OFF_POLICY_KEYS = {
     "actor.critic_lr": "q_lr qf_lr critic_learning_rate",
     "actor.hidden": "hidden_layer_sizes net_arch hidden_sizes hidden_dims hidden_layers mlp_units",
     "actor.critics": "n_critics num_critics num_qs",
+    "actor.layer_norm": "use_layer_norm critic_layer_norm",
+    "algorithm.double": "double_dqn double_q use_double",
+    "replay.priority_exponent": "per_alpha prioritized_replay_alpha priority_alpha",
+    "replay.priority_correction": "per_beta prioritized_replay_beta priority_beta",
 }
 OFF_POLICY_KEYS: Mapping[str, str] = {
     theirs: ours for ours, names in _OFF_POLICY_KEYS.items() for theirs in names.split()
@@ -158,6 +167,11 @@ BELOW: Mapping[str, Mapping[str, str]] = {
         "epsilon": "critic.optimizer.eps",
     },
     "critic": {"warmup": "critic.warmup_iterations"},
+    "replay": {
+        "alpha": "replay.priority_exponent",
+        "beta": "replay.priority_correction",
+        "size": "replay.capacity",
+    },
     "actor.model": {
         "log_std": "actor.model.initial_log_std",
         "type": "actor.model.kind",
@@ -194,6 +208,13 @@ _SQUEEZED: Mapping[str, str] = {
 ENV_STEPS = (
     "total_env_steps",
     "total_timesteps",
+    "n_timesteps",
+    "num_timesteps",
+    "max_timesteps",
+    "num_env_steps",
+    "total_num_steps",
+    "max_env_steps",
+    "timesteps",
 )
 # Names of sinks that are keys of their own in other libraries: `wandb: true`.
 _SWITCHED_SINKS = ("wandb", "tensorboard", "mlflow", "swanlab")
@@ -263,6 +284,89 @@ NEEDLESS = {
     "load_in_8bit": "weights of 4 and 8 bits are not trained",
     "training_backend": "the actor is trained by FSDP; its zero_stage says what ranks share",
 }
+_ENGINE_LAYERS = "the engine decides by itself"
+# Keys of other libraries for what rlplace does not have or chooses elsewhere -> what is there in its place.
+ABSENT = {
+    **dict.fromkeys(
+        ("use_sde", "sde_sample_freq", "use_sde_at_warmup"),
+        "noise of actions is drawn anew at every step",
+    ),
+    **dict.fromkeys(
+        ("verbose", "log_interval", "progress", "progress_bar", "log_freq"),
+        "a line of each iteration is printed, and runner.sinks has all numbers",
+    ),
+    **dict.fromkeys(
+        ("tensorboard_log", "tb_log_name", "use_tensorboard", "tensorboard_dir"),
+        "runner.sinks has tensorboard, and its files are in the folder of the run, below runner.output_dir",
+    ),
+    **dict.fromkeys(
+        ("capture_video", "record_video", "save_video", "render"),
+        "a trained policy is filmed afterwards: python -m rlplace.evaluate <a run> video=play.gif",
+    ),
+    **dict.fromkeys(
+        (
+            "wandb_project_name",
+            "wandb_project",
+            "project_name",
+            "wandb_entity",
+            "wandb_org",
+            "wandb_group",
+            "wandb_run_name",
+            "run_name",
+            "exp_name",
+            "experiment_name",
+            "wandb_name",
+        ),
+        "the run in a tracker has the name of its folder; variables of the tracker set its project, such as "
+        "WANDB_PROJECT and WANDB_ENTITY",
+    ),
+    **dict.fromkeys(
+        ("save_model", "save_last_checkpoint", "save_hf_ckpt", "disable_ds_ckpt"),
+        "every run saves its policy; checkpoint.every says how often",
+    ),
+    **dict.fromkeys(
+        ("upload_model", "hf_entity", "push_to_hub", "hub_model_id"),
+        "nothing is uploaded; python -m rlplace.export writes a model as files",
+    ),
+    **dict.fromkeys(
+        ("torch_deterministic", "deterministic", "full_determinism"),
+        "on a CPU, results follow from runner.seed alone",
+    ),
+    **dict.fromkeys(
+        ("optimize_memory_usage", "replay_buffer_class", "replay_buffer_kwargs"),
+        "the block replay has all keys of the memory",
+    ),
+    "micro_rollout_batch_size": "it is the batch of reference and reward models, and none is placed",
+    "vllm_mode": "where engines are follows from component_placement",
+    "vllm_sync_backend": "the transport of the weights follows from the placement",
+    "vllm_sync_with_ray": "the transport of the weights follows from the placement",
+    "weight_sync_backend": "the transport of the weights follows from the placement",
+    "actor_init_on_gpu": "a component loads where its accelerators are",
+    "max_concurrent_rollouts": "the engine takes rollout.step_sequences at a time",
+    "use_dynamic_bsz": "a pass has token_budget tokens unless micro_batch is set",
+    "use_dynamic_batch": "a pass has token_budget tokens unless micro_batch is set",
+    "use_dynamic_batch_size": "a pass has token_budget tokens unless micro_batch is set",
+    "load_checkpoint": "resume=auto goes on with the newest checkpoint",
+    "prompt_split": "a data set is read whole, as env.kwargs names it",
+    "dataset_train_split": "a data set is read whole, as env.kwargs names it",
+    "input_template": "env.chat says whether prompts get the chat template of the model",
+    "remove_unused_columns": "columns of a row are read if env.kwargs names them",
+    "zpg": "it is an option of DeepSpeed; the actor trains with FSDP2",
+    "overlap_comm": "it is an option of DeepSpeed; the actor trains with FSDP2",
+    "deepspeed": "the actor trains with FSDP2; actor.zero_stage says what its ranks share",
+    "fsdp": "the actor trains with FSDP2; actor.zero_stage says what its ranks share",
+    "ptx_coef": "nothing is learned from a data set of texts beside the rewards",
+    "aux_loss_coef": "the loss has no part for the balance of experts",
+    "lora_dropout": "lora_rank, lora_alpha and lora_targets are all that LoRA has here",
+    "tasks_per_gpu": _ENGINE_LAYERS,
+    "vllm_generate_batch_size": _ENGINE_LAYERS,
+    "disable_log_stats": _ENGINE_LAYERS,
+    "async_train": "algorithm.max_staleness says how many versions behind answers may be",
+    "fsdp_config": "actor.zero_stage, actor.checkpointing and actor.enable_offload say it for language models; "
+    "policies of simulators are copied to each rank",
+    "use_critic": "a critic is used if one is placed",
+    "init_critic_from_actor": "the critic begins with the model of its block, or else of the actor",
+}
 _MODEL = {
     "path": "pretrained pretrained_model_name_or_path name model_name model_name_or_path name_or_path model_path "
     "pretrain hf_checkpoint",
@@ -292,7 +396,8 @@ _CONTEXT = (
     "cp_size",
     "sp_size",
 )
-PARALLEL = dict.fromkeys(_TENSOR, _TENSOR[0]) | dict.fromkeys(_CONTEXT, _CONTEXT[0])
+TENSOR = _TENSOR[0]
+PARALLEL = dict.fromkeys(_TENSOR, TENSOR) | dict.fromkeys(_CONTEXT, _CONTEXT[0])
 # Other names of keys in a line of component_placement.
 PLACEMENT_KEYS = {
     **dict.fromkeys(
@@ -350,6 +455,8 @@ _WORDS = {
     "silu": "swish",
     "tensorboard": "tb",
     "skip": "ignore",
+    "prioritised": "per prioritized prioritized_replay",
+    "uniform": "random",
     "grpo": "group_norm",
     "reinforce_pp": "reinforce++ reinforce_plus_plus",
     "reinforce_pp_baseline": "reinforce++-baseline reinforce_plus_plus_baseline reinforce_baseline",
@@ -365,14 +472,27 @@ _A2C = {
     "gae_lambda": 1.0,
     "normalize_advantages": False,
 }
-_OF_SIMULATORS: Mapping[str, Mapping[str, object]] = {
+OF_SIMULATORS: Mapping[str, Mapping[str, object]] = {
     "a2c": _A2C,
     "gae": {"name": "ppo"},
 }
-_OF_TEXT: Mapping[str, Mapping[str, object]] = {
+OF_TEXT: Mapping[str, Mapping[str, object]] = {
     "gspo": {"name": "grpo", "ratio": "sequence", "loss": "sequence"},
     "cispo": {"name": "grpo", "surrogate": "cispo"},
 }
+# In the off-policy job; a key with a dot belongs to another block
+OF_REPLAY: Mapping[str, Mapping[str, object]] = {
+    "ddpg": {
+        "name": "td3",
+        "policy_delay": 1,
+        "target_noise": 0.0,
+        "actor.critics": 1,
+    },
+    "ddqn": {"name": "dqn", "double": True},
+    "double_dqn": {"name": "dqn", "double": True},
+}
+# Algorithms without a replay memory
+ON_POLICY = ("ppo", "a2c", "trpo", "grpo", "reinforce")
 _OFF_POLICY = (
     "sac",
     "td3",
@@ -456,6 +576,17 @@ def in_our_words(name: str, value: object) -> tuple[str, object] | None:
     if name == "device" and isinstance(value, str):
         kind = meant_word(value, ("auto", "cuda", "emulated"))
         return ("cluster.accelerator.kind", kind) if kind else None
+    if name in ("ent_coef", "alpha") and str(value).startswith("auto"):
+        # auto_0.1: the learned weight begins with 0.1
+        return "algorithm.temperature", "auto"
+    automatic = (
+        "autotune",
+        "automatic_entropy_tuning",
+        "auto_entropy",
+        "learn_temperature",
+    )
+    if name in automatic and value is True:
+        return "algorithm.temperature", "auto"
     if name == "policy" and isinstance(value, str) and value in _POLICIES:
         return "actor.model.kind", _POLICIES[value]
     if name in ("anneal_lr", "lr_anneal") and isinstance(value, bool):
@@ -496,8 +627,18 @@ def in_several_keys(name: str, value: Any) -> Mapping[str, object]:
         first, second = value
         return {".optimizer.beta1": first, ".optimizer.beta2": second}
     is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
-    if name == "use_kl_loss" and value is True:
-        return {"algorithm.kl_in": "loss", "algorithm.kl_estimator": "k3"}
+    both_sides = ("eps_clip_low_high", "clip_range_low_high", "clip_ratio_range")
+    if name in both_sides and is_pair:
+        low, high = value
+        return {"algorithm.clip_ratio_low": low, "algorithm.clip_ratio_high": high}
+    if name == "reward_clip_range" and is_pair and value[0] == -value[1]:
+        return {"algorithm.reward_clip": value[1]}
+    if name == "micro_rollout_batch_size":
+        return {"reference.micro_batch": value, "reward.micro_batch": value}
+    # As in the zoo of Stable-Baselines3: a learning rate that falls to 0
+    falling = re.fullmatch(r"lin_([0-9.e-]+)", str(value))
+    if name in ("learning_rate", "lr") and falling is not None:
+        return {".optimizer.lr": float(falling[1]), ".optimizer.schedule": "linear"}
     if name in ("kl_loss_coef", "beta", "kl_beta") and is_number and value:
         # Of the estimators, k1 has no gradient as a loss
         return {
@@ -526,23 +667,27 @@ def off_policy(name: object) -> bool:
     return str(name).lower() in _OFF_POLICY
 
 
-def as_settings(name: object, *, typed: bool, text: bool) -> str | None:
+def as_settings(
+    name: object, *, typed: bool, among: Mapping[str, Mapping[str, object]]
+) -> str | None:
     """Return settings of rlplace for an algorithm that it has under another name, such as a2c; else None.
 
-    `typed`: form of the result. True: overrides for a command line. False: lines of a config file. `text`: whether a
-    language model is trained.
+    `typed`: form of the result. True: overrides for a command line. False: lines of a config file. `among`: name -> its
+    settings, for the kind of job.
     """
-    others = _OF_TEXT if text else _OF_SIMULATORS
-    settings = others.get(str(name).lower())
+    settings = among.get(str(name).lower())
     if settings is None:
         return None
     sign = "=" if typed else ": "
-    lines = [f"algorithm.{key}{sign}{show(value)}" for key, value in settings.items()]
+    lines = []
+    for key, value in settings.items():
+        path = key if "." in key else f"algorithm.{key}"
+        lines.append(f"{path}{sign}{show(value)}")
     if not typed:
         # The name is replaced where it stands; the others may stand anywhere
         lines[0] = lines[0].removeprefix("algorithm.")
         if len(lines) > 1:
-            lines[-1] += "        (lines that begin with algorithm. without indent)"
+            lines[-1] += "        (lines with a dot without indent)"
     return " ".join(lines) if typed else "\n".join(lines)
 
 

@@ -43,12 +43,15 @@ from rlplace.config.keys import (
 )
 from rlplace.config.number_text import as_number, as_thousands
 from rlplace.config.of_job import config_of, same_block
+from rlplace.config.option_keys import schema_of
 from rlplace.config.other_names import (
     BELOW,
     ENV_STEPS,
     LIBRARIES,
-    PARALLEL,
-    another_measure,
+    OF_REPLAY,
+    OF_SIMULATORS,
+    OF_TEXT,
+    ON_POLICY,
     as_settings,
     off_policy,
 )
@@ -58,10 +61,10 @@ from rlplace.config.plausible import implausible
 from rlplace.config.schema import Config
 from rlplace.config.unknown_keys import (
     UnknownKey,
+    key_meant,
     placed_at,
     reject_model_keys,
     reject_unknown,
-    word_meant,
 )
 from rlplace.config.which_job import MARKED, USUAL, find_job, has_marked_keys
 from rlplace.config.yaml_text import quote, show
@@ -552,6 +555,10 @@ def _report_several_values(wrong: _Wrong, found: Found) -> None:
 def _report_value(wrong: _Wrong, found: Found) -> None:
     """Report to `found` a value that its key does not take."""
     value = wrong.details["input"]
+    if wrong.key == "algorithm.name" and "learning_starts" in wrong.fields:
+        typed = str(found.sources.get(wrong.key, "")).startswith(COMMAND_LINE)
+        if _report_algorithm(value, typed=typed, found=found):
+            return
     kind = wrong.details["type"]
     leaf = wrong.leaf
     context = wrong.details["ctx"]
@@ -577,6 +584,21 @@ def _report_value(wrong: _Wrong, found: Found) -> None:
         context["told"], key=wrong.key, got=show(value), why=why, fix=fits
     )
     found.add(told)
+
+
+def _report_algorithm(value: object, *, typed: bool, found: Found) -> bool:
+    """Report the name of an algorithm without replay memory, or of one with settings of its own, to `found`.
+
+    Return whether it is such a name. `typed`: whether it stands on the command line.
+    """
+    settings = as_settings(value, typed=typed, among=OF_REPLAY)
+    if settings is None and value not in ON_POLICY:
+        return False
+    error = "on-policy" if settings is None else "settings-of-another"
+    found.reject(
+        "unknown-choice", "algorithm.name", value, error=error, settings=settings
+    )
+    return True
 
 
 def _switched_off(value: object, wrong: _Wrong) -> str | None:
@@ -678,29 +700,29 @@ def _of_library(library: str, written: Mapping[str, object], found: Found) -> No
     theirs = [key for key in written if key in LIBRARIES]
     # Words of a command line: each has a key of its own
     if all(_is_typed(key, found) for key in theirs):
+        rest = {key: value for key, value in written.items() if key not in LIBRARIES}
+        schema = schema_of(rest)
         for key in theirs:
             for path, value in _leaves(key, written[key]):
+                # A block of settings of the run has no block here
                 name = path.removeprefix("actor_rollout_ref.")
-                leaf = path.rpartition(".")[2]
-                meant = word_meant(name, show(value)) or _with_parallel_size(
-                    name, value, written
-                )
-                place, reason = another_measure().get(leaf, ("", ""))
+                name = name.removeprefix("trainer.")
+                meant = None
+                if schema is not None:
+                    meant = key_meant(name, value, rest, *schema)
                 error = "no-word-of-library"
-                if meant:
-                    error = "word-of-library"
-                elif place:
-                    error = "similar-word-of-library"
+                if meant is not None:
+                    because = meant.reason is not None
+                    error = "measure-of-library" if because else "word-of-library"
                 found.reject(
                     "unknown-key",
                     path,
                     value,
                     error=error,
                     library=library,
-                    line=meant,
+                    line=meant and meant.fix,
                     name=path,
-                    place=place,
-                    reason=reason,
+                    reason=meant and meant.reason,
                 )
         return
     found.reject(
@@ -710,22 +732,6 @@ def _of_library(library: str, written: Mapping[str, object], found: Found) -> No
         library=library,
         blocks=", ".join(theirs),
     )
-
-
-def _with_parallel_size(
-    name: str, value: object, written: Mapping[str, object]
-) -> str | None:
-    """Return the override that places a component with a parallel size of another library; None for another key.
-
-    `name`: the key, such as `rollout.tensor_model_parallel_size`. `written`: the whole config.
-    """
-    component, _, leaf = name.rpartition(".")
-    place = value_at(written, f"{PLACEMENT}.{component}")
-    if leaf not in PARALLEL or place is None:
-        return None
-    before = place if isinstance(place, Mapping) else {"placement": place}
-    sized = {**before, PARALLEL[leaf]: value}
-    return shlex.quote(f"{PLACEMENT}.{component}={show(sized)}")
 
 
 def _report_variables(written: Mapping[str, object], found: Found) -> None:
@@ -840,7 +846,9 @@ def _replace_renamed(new: dict[str, Any], found: Found) -> None:
         source = source_of("algorithm.name", found.sources)
         typed = source is not None and source.file.startswith(COMMAND_LINE)
         chosen = algorithm.get("name")
-        settings = as_settings(chosen, typed=typed, text=text)
+        settings = as_settings(
+            chosen, typed=typed, among=OF_TEXT if text else OF_SIMULATORS
+        )
         if settings is not None or (off_policy(chosen) and not text):
             found.reject(
                 "unknown-choice",

@@ -20,9 +20,10 @@ from rlplace.config.fields import (
     JobName,
     block_at,
     blocks_in,
-    default_of,
     fields_of,
     jobs,
+    other_job,
+    subject_of,
 )
 from rlplace.config.found import Found, value_at
 from rlplace.config.keys import (
@@ -33,9 +34,11 @@ from rlplace.config.keys import (
     places_in,
     places_of,
 )
+from rlplace.config.measures import Given, converted
 from rlplace.config.model_folder import model_folder
 from rlplace.config.of_job import config_of
 from rlplace.config.other_names import (
+    ABSENT,
     BELOW,
     ENV_STEPS,
     KEYS,
@@ -48,10 +51,12 @@ from rlplace.config.other_names import (
     PARALLEL,
     PLACEMENT_KEYS,
     SPLITS,
+    TENSOR,
     another_measure,
     in_our_words,
     in_several_keys,
     key_of,
+    meant_word,
 )
 from rlplace.config.other_names import COMPONENTS as OTHER_COMPONENTS
 from rlplace.config.which_job import MARKED
@@ -79,9 +84,13 @@ _PLACES = (
 _SIZE = re.compile(r"(?<![a-z0-9.])([0-9]+(?:\.[0-9]+)?)b(?![a-z0-9])")
 # Words that mean something else in each block
 _GENERIC = ("enable", "enabled", "use", "every", "epochs", "mode", "count", "weight")
+# Components with a trained model, and all with a model of the same kind
+_TRAINED = ("actor", "critic")
+_WITH_MODELS = {*_TRAINED, "reference", "reward", "teacher"}
 # A key that the configs of the off-policy job alone have
 _OF_OFF_POLICY = "replay.capacity"
-_WARMUP = "actor.optimizer.warmup_steps"
+# Names of errors that do not say which key is meant
+_UNCLEAR = ("unknown", "of-other-blocks", "by-another-name", "of-hydra", "torn-number")
 # Removed key -> the name of its error.
 _GONE = {
     "cluster.nodes.host": "host-of-nodes",
@@ -140,19 +149,56 @@ class UnknownKey:
         if ours is not None and ours[0] in self.places:
             return ours
         place = _place_of(self.key, self.fields, self.places, self.written)
-        if place is not None and not self._fits(place):
-            place = None
-        return place, self.value
+        if place is None or not self.takes(place):
+            return None, self.value
+        return place, self.worded(place, self.value)
 
-    def _fits(self, place: str) -> bool:
-        """Return whether the key at a path may have the value: a switch or a block is no number, text or list."""
+    @property
+    def has_replay(self) -> bool:
+        """Whether the job learns from a replay memory."""
+        return _OF_OFF_POLICY in self.places
+
+    def worded(self, place: str, value: object) -> object:
+        """Return the value for the key at a path: a word of another library becomes the word of rlplace."""
+        hint = self._hint(place)
+        choices = [
+            choice
+            for option in (hint, *typing.get_args(hint))
+            if typing.get_origin(option) is typing.Literal
+            for choice in typing.get_args(option)
+        ]
+        words = [choice for choice in choices if isinstance(choice, str)]
+        if isinstance(value, str) and words:
+            return meant_word(value, words) or value
+        return value
+
+    def takes_list(self, place: str) -> bool:
+        """Return whether the key at a path takes a list, a block or the place of a component, and not one value."""
+        hint = self._hint(place)
+        kinds = {typing.get_origin(option) for option in (hint, *typing.get_args(hint))}
+        plain = hint in (int, float, str) or kinds <= {None, typing.Literal}
+        return not plain or bool(blocks_in(hint))
+
+    @property
+    def roles_left_out(self) -> tuple[str, ...]:
+        """The components that the job may have and the config does not place."""
+        placed = value_at(self.written, PLACEMENT)
+        if not isinstance(placed, Mapping):
+            return ()
+        return tuple(role for role in COMPONENTS if role not in placed)
+
+    def _hint(self, place: str) -> object:
+        """Return the type of the key at a path; None if there is no such key."""
         above, _, name = place.rpartition(".")
-        steps = above.split(".") if above else ()
-        block = block_at(self.config, self.job, steps)
+        block = block_at(self.config, self.job, above.split(".") if above else ())
         fields = fields_of(block, self.job)
-        if name not in fields:
+        return fields[name][1] if name in fields else None
+
+    def takes(self, place: str) -> bool:
+        """Return whether the key at a path may have the value: a switch or a block is no number, text or list."""
+        hint = self._hint(place)
+        if hint is None:
             return True
-        hint = fields[name][1]
         options = {hint, *typing.get_args(hint)}
         if isinstance(self.value, bool):
             return bool in options
@@ -175,28 +221,11 @@ class _Reading(NamedTuple):
 
 def reject_unknown(unknown: UnknownKey, found: Found) -> None:
     """Report an unknown key to `found`, with what is probably meant by it."""
-    readings = (
-        _torn,
-        _removed,
-        _of_hydra,
-        _of_placement,
-        _of_component,
-        _several_keys,
-        _in_several_keys,
-        _needless,
-        _one_key,
-        _of_model,
-        _converted,
-        _another_measure,
-        _parallel_size,
-        _no_such_parallelism,
-        _of_other_blocks,
-        _by_another_name,
-    )
-    read = next(
-        (read for reading in readings if (read := reading(unknown)) is not None),
-        _Reading("unknown"),
-    )
+    _reject_read(unknown, _read(unknown), found)
+
+
+def _reject_read(unknown: UnknownKey, read: _Reading, found: Found) -> None:
+    """Report an unknown key to `found`. `read`: what it is."""
     found.reject(
         "unknown-key",
         unknown.key,
@@ -208,6 +237,36 @@ def reject_unknown(unknown: UnknownKey, found: Found) -> None:
         known=", ".join(unknown.fields),
         **read.facts,
     )
+
+
+def _read(unknown: UnknownKey) -> _Reading:
+    """Return the first reading of an unknown key that fits."""
+    readings = (
+        _torn,
+        _removed,
+        _of_hydra,
+        _of_placement,
+        _of_component,
+        _several_keys,
+        _converted,
+        _in_several_keys,
+        _needless,
+        _absent,
+        _of_prefix,
+        _of_trained,
+        _one_key,
+        _of_model,
+        _another_measure,
+        _parallel_size,
+        _no_such_parallelism,
+        _of_other_blocks,
+        _by_another_name,
+    )
+    for reading in readings:
+        read = reading(unknown)
+        if read is not None:
+            return read
+    return _Reading("unknown")
 
 
 # ── readings of an unknown key; None: it is something else ────────────────────────────────────────────────────────────
@@ -304,9 +363,16 @@ def _in_several_keys(unknown: UnknownKey) -> _Reading | None:
     role = unknown.key.partition(".")[0]
     lines = []
     for place, value in in_several_keys(unknown.name, unknown.value).items():
-        path = f"{role}{place}" if place.startswith(".") else place
+        path = place
+        if place.startswith("."):
+            path = f"{role if role in COMPONENTS else 'actor'}{place}"
+            # The off-policy job has no block of the optimizer
+            if path not in unknown.places:
+                path = path.replace(".optimizer.", ".")
         if path not in unknown.places:
             return None
+        if path.partition(".")[0] in unknown.roles_left_out:
+            continue
         lines.append((path, value))
     if not lines:
         return None
@@ -329,81 +395,43 @@ def _of_model(unknown: UnknownKey) -> _Reading | None:
 
 def _converted(unknown: UnknownKey) -> _Reading | None:
     """Read the key as one of another library whose value can be converted by other values of the config."""
-    place, reason = _similar_key(unknown)
-    value = _in_our_measure(unknown)
-    if value is None or place not in unknown.places:
+    given = Given(
+        name=unknown.name,
+        role=unknown.key.partition(".")[0],
+        value=unknown.value,
+        written=unknown.written,
+        config=unknown.config,
+        job=unknown.job,
+    )
+    meant = converted(given)
+    if meant is None:
         return None
-    line = _lines([(place, value)], unknown)
-    return _Reading("converted", {"place": place, "reason": reason, "line": line})
+    for place in meant.keys:
+        # Components and arguments of a task have any name
+        has_any = place.startswith((f"{PLACEMENT}.", "env.kwargs."))
+        if place not in unknown.places and not has_any:
+            return None
+    place = next(iter(meant.keys))
+    line = _lines([*meant.keys.items()], unknown)
+    return _Reading("converted", {"place": place, "reason": meant.reason, "line": line})
 
 
 def _similar_key(unknown: UnknownKey) -> tuple[str, str]:
     """Return (path of the similar key, difference) for a key of another library; ("", "") for other keys."""
     place, reason = another_measure().get(unknown.name, ("", ""))
     role = unknown.key.partition(".")[0]
+    passes = unknown.name == "epochs" or KEYS.get(unknown.name) == "algorithm.epochs"
+    if unknown.has_replay and passes and role != "runner":
+        return (
+            "algorithm.updates_per_step",
+            "there, passes over the samples of an iteration; here, updates for each step",
+        )
     if unknown.name == "num_gpus" and role in COMPONENTS:
         return PLACEMENT, "there, GPUs are counted; here, accelerators are named"
     of_role = place.replace("actor.", f"{role}.", 1)
     if of_role in unknown.places:
         return of_role, reason
     return place, reason
-
-
-def _in_our_measure(unknown: UnknownKey) -> int | None:
-    """Return the value of the known key that is similar to an unknown one; None if it does not follow from the config.
-
-    Only whole numbers that come out even are converted.
-    """
-    value = unknown.value
-
-    def number(path: str) -> int:
-        written = value_at(unknown.written, path)
-        return written if type(written) is int else 0
-
-    if another_measure().get(unknown.name, ("",))[0] == _WARMUP:
-        return _steps_of_share(unknown)
-    of_component = unknown.key.partition(".")[0] in COMPONENTS
-    if type(value) is not int or value < 1:
-        return None
-    samples = number("env.total_num_envs") * number("algorithm.rollout_steps")
-    match unknown.name:
-        case "batch_size" | "minibatch_size" if samples and samples % value == 0:
-            return samples // value
-        case "num_gpus" if not of_component:
-            machines = number("cluster.num_nodes") or 1
-            if value % machines == 0:
-                return value // machines
-        case "ppo_mini_batch_size":
-            return value * number("algorithm.samples_per_prompt") or None
-    return None
-
-
-def _steps_of_share(unknown: UnknownKey) -> int | None:
-    """Return the optimizer steps that a share of the run has; None if the share is none, or they come out uneven."""
-    share = unknown.value
-    if isinstance(share, bool) or not isinstance(share, int | float):
-        return None
-
-    def number(path: str) -> int:
-        """Return the value of a key, or its default; 0 without both."""
-        written = value_at(unknown.written, path)
-        above, _, name = path.rpartition(".")
-        fields = fields_of(
-            block_at(unknown.config, unknown.job, above.split(".")), unknown.job
-        )
-        usual = default_of(fields[name][0], unknown.job)
-        value = usual if written is None else written
-        return value if type(value) is int else 0
-
-    samples = number("algorithm.prompts") * number("algorithm.samples_per_prompt")
-    batch = number("algorithm.train_batch") or samples
-    if not samples or samples % batch:
-        return None
-    steps_each = number("algorithm.epochs") * samples // batch
-    steps = share * number("runner.total_iterations") * steps_each
-    if not 0 <= share < 1 or abs(steps - round(steps)) > 1e-9:
-        return None
-    return round(steps)
 
 
 def _lines(pairs: Sequence[tuple[str, object]], unknown: UnknownKey) -> str:
@@ -430,6 +458,10 @@ def _one_key(unknown: UnknownKey) -> _Reading | None:
     above = unknown.above
     block, _, near = place.rpartition(".")
     error = "meant"
+    if unknown.is_typed and isinstance(value, list) and not unknown.takes_list(place):
+        # One run for each value
+        runs = f"-m {place}={','.join(map(show, value))}"
+        return _Reading(error, {"line": runs}, place.removeprefix(f"{above}."))
     line = f"{near}: {show(value)}"
     if unknown.is_typed:
         line = shlex.quote(f"{place}={show(value)}")
@@ -468,10 +500,16 @@ def _parallel_size(unknown: UnknownKey) -> _Reading | None:
     size = PARALLEL.get(unknown.name)
     if size is None:
         return None
-    line = _placed_with(unknown.above, size, unknown.value, unknown.written)
+    # At the top of the config: engines are split by tensors, the actor by tokens
+    usual = "rollout" if size == TENSOR else "actor"
+    component = unknown.above or usual
+    line = _placed_with(component, size, unknown.value, unknown.written)
     if line is None:
         return None
-    return _Reading("size-of-placement", {"line": line, "component": unknown.above})
+    if unknown.is_typed:
+        line = shlex.quote(line.replace(": ", "=", 1))
+        return _Reading("meant", {"line": line})
+    return _Reading("size-of-placement", {"line": line, "component": component})
 
 
 def _no_such_parallelism(unknown: UnknownKey) -> _Reading | None:
@@ -486,6 +524,71 @@ def _needless(unknown: UnknownKey) -> _Reading | None:
     if unknown.name not in NEEDLESS or key_of(unknown.above, unknown.name):
         return None
     return _Reading("needless", {"reason": NEEDLESS[unknown.name]})
+
+
+def _absent(unknown: UnknownKey) -> _Reading | None:
+    """Read the key as one of another library for what rlplace does not have, or chooses elsewhere."""
+    if unknown.name not in ABSENT or unknown.meant()[0] is not None:
+        return None
+    return _Reading("absent", {"reason": ABSENT[unknown.name]})
+
+
+def _of_prefix(unknown: UnknownKey) -> _Reading | None:
+    """Read the key as one of a component, whose name is the first part of it: critic_learning_rate."""
+    if unknown.above or _place_known(unknown):
+        return None
+    for theirs in (*COMPONENTS, *OTHER_COMPONENTS):
+        name = unknown.name.removeprefix(f"{theirs}_")
+        role = OTHER_COMPONENTS.get(theirs, theirs)
+        if name == unknown.name or not role:
+            continue
+        below = dataclasses.replace(unknown, key=f"{role}.{name}", fields={})
+        place, value = below.meant()
+        if place is None or not place.startswith(f"{role}."):
+            continue
+        if role in unknown.roles_left_out:
+            reason = f"the config places no {role}"
+            return _Reading("absent", {"reason": reason})
+        return _Reading(
+            "of-many-elsewhere", {"line": _lines([(place, value)], unknown)}
+        )
+    return None
+
+
+def _place_known(unknown: UnknownKey) -> bool:
+    """Return whether the whole name of a key is that of another library for a key of the job."""
+    ours = KEYS.get(unknown.name)
+    if unknown.has_replay:
+        ours = OFF_POLICY_KEYS.get(unknown.name, ours)
+    return ours is not None and (ours.startswith(".") or ours in unknown.places)
+
+
+def _of_trained(unknown: UnknownKey) -> _Reading | None:
+    """Read the key as one of all trained models: zero_stage=3 beside a critic."""
+    if unknown.above:
+        return None
+    ours = key_of("", unknown.name)
+    if ours is not None and ours.startswith("."):
+        having = [place for place in unknown.places if place.endswith(ours)]
+    elif ours is None:
+        having = [p for p in unknown.places if p.rpartition(".")[2] == unknown.name]
+    else:
+        return None
+    roles = {place.partition(".")[0] for place in having}
+    # Engines and simulators have keys of the same name
+    if ours is None and not roles <= _WITH_MODELS:
+        return None
+    left_out = unknown.roles_left_out
+    having = [
+        place
+        for place in having
+        if place.partition(".")[0] in _TRAINED
+        and place.partition(".")[0] not in left_out
+    ]
+    if len(roles) < 2 or not having or not all(map(unknown.takes, having)):
+        return None
+    pairs = [(place, unknown.worded(place, unknown.value)) for place in having]
+    return _Reading("of-many-elsewhere", {"line": _lines(pairs, unknown)})
 
 
 def _of_other_blocks(unknown: UnknownKey) -> _Reading | None:
@@ -506,7 +609,12 @@ def _by_another_name(unknown: UnknownKey) -> _Reading | None:
     ours = KEYS.get(unknown.name)
     if ours is None or not unknown.is_of_usual_job:
         return None
-    return _Reading("by-another-name", {"place": ours.lstrip(".")})
+    other = other_job(unknown.job)
+    having = [place for place in all_places(other) if place.endswith(ours)]
+    if not having:
+        return None
+    jobs_of = {"theirs": subject_of(other), "ours": subject_of(unknown.job)}
+    return _Reading("by-another-name", {"place": having[0], **jobs_of})
 
 
 # ── config lines with what is meant ───────────────────────────────────────────────────────────────────────────────────
@@ -661,6 +769,63 @@ def _of_components(places: list[str], above: str, written: object) -> list[str]:
     return [place for place in places if place.partition(".")[0] in placed]
 
 
+class KeyMeant(NamedTuple):
+    """The config key that is meant by an option of another program.
+
+    `fix`: what to type in place of the option, or which word to leave out. `reason`: how the values differ, or why
+    there is no such key; None: the key has the same values.
+    """
+
+    fix: str
+    reason: str | None = None
+
+
+def key_meant(
+    name: str, value: object, written: Mapping[str, Any], job: JobName, config: type
+) -> KeyMeant | None:
+    """Return the key that is meant by an option `--name value`, or by a key of another library; None if not clear.
+
+    `written`: the whole config, with the options as keys at its top. `job`, `config`: kind and type of the config.
+    """
+    places = places_in(config, job)
+    if name in places and not any(place.startswith(f"{name}.") for place in places):
+        return KeyMeant(shlex.quote(f"{name}={show(value)}"))
+    above = name.rpartition(".")[0]
+    fields: Mapping[str, Field] = {}
+    if not above or above in places:
+        steps = above.split(".") if above else ()
+        fields = fields_of(block_at(config, job, steps), job)
+    unknown = UnknownKey(
+        key=name,
+        value=value,
+        fields=fields,
+        written=written,
+        job=job,
+        config=config,
+        sources={name: Source(file=f"{COMMAND_LINE}{name}={show(value)}")},
+    )
+    read = _read(unknown)
+    if read.error in _UNCLEAR:
+        return None
+    found = Found(sources={})
+    _reject_read(unknown, read, found)
+    (told,) = found.problems
+    fix = told.fix or ""
+    if read.error == "another-measure":
+        # A line of a file; on a command line, an override
+        fix = shlex.quote(fix.replace(": ", "=", 1))
+    return KeyMeant(fix, told.why if "reason" in read.facts else None)
+
+
+def option_of_block(name: str, value: str) -> str | None:
+    """Return the override that is meant by an option whose name is that of a block: `--model <path>`; else None."""
+    if name in _OPTIONS and value:
+        return f"{_OPTIONS[name]}={value}"
+    if name == "resume" and not value:
+        return "resume=auto"
+    return None
+
+
 @functools.cache
 def word_meant(name: str, value: str) -> str | None:
     """Return the override `key=value` that is probably meant by the unknown option `--name=value`; None if not clear.
@@ -668,10 +833,6 @@ def word_meant(name: str, value: str) -> str | None:
     `name`: name of the option: path of a config key, last part of it, or a name of the key in a different library.
     `value`: value of the option; "" without a value.
     """
-    if name in _OPTIONS and value:
-        return f"{_OPTIONS[name]}={value}"
-    if name == "resume" and not value:
-        return "resume=auto"
     for job in jobs():
         # A switch has no value: --wandb
         ours = in_our_words(name.rpartition(".")[2], value or True)

@@ -57,6 +57,14 @@ def show(value: object, *, exact: bool = False) -> str:
     return str(value)
 
 
+def value_of(text: str) -> object:
+    """Return the value that a text has in YAML; the text itself if it is no YAML."""
+    try:
+        return yaml.safe_load(text)
+    except yaml.YAMLError:
+        return text
+
+
 def quote(value: object, *, inside: bool = True, exact: bool = False) -> str:
     """Return a value as YAML on one line, with quotes around a text that needs quotes.
 

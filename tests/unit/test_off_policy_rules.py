@@ -134,6 +134,28 @@ def test_a_fix_of_an_unknown_key_names_a_key_of_this_job(
     rlplace.plan("sac", [meant.strip("'")])
 
 
+@pytest.mark.parametrize(
+    ("name", "simulator", "suited"),
+    [
+        ("sac", "CartPole-v1", "dqn"),
+        ("td3", "Acrobot-v1", "dqn"),
+        ("dqn", "Pendulum-v1", "sac"),
+    ],
+)
+def test_a_plan_refuses_actions_that_the_algorithm_cannot_take(
+    name: str, simulator: str, suited: str
+) -> None:
+    with pytest.raises(ConfigError) as caught:
+        rlplace.plan(name, [f"env.id={simulator}"])
+    (told,) = caught.value.problems
+    assert told.code == "off-policy-misfit"
+    fix, _, remark = str(told.fix).partition(" " * 8)
+    assert fix == f"algorithm.name={suited}"
+    assert f"--config-name {suited} env.id={simulator}" in remark
+    rlplace.plan(name, [f"env.id={simulator}", fix])
+    rlplace.plan(suited, [f"env.id={simulator}"])
+
+
 def test_a_key_of_the_other_jobs_alone_gets_no_key_that_is_refused_again() -> None:
     with pytest.raises(ConfigError) as caught:
         rlplace.plan("sac", ["algorithm.clip_ratio_low=0.2"])

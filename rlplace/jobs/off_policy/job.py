@@ -156,7 +156,13 @@ class OffPolicyJob(Job):
         return plan
 
     def plan_problems(self, config: OffPolicyConfig, plan: Plan) -> Iterable[Problem]:
-        return [*super().plan_problems(config, plan), *broken(rules.PLANNED, plan)]
+        problems = [*super().plan_problems(config, plan), *broken(rules.PLANNED, plan)]
+        # A simulator of Gymnasium is made at once; others may take seconds, or not be installed
+        if surely_made(config.env):
+            spaces = self._spaces(config)
+            made = rules.MadeOffPolicyJob(config=config, spaces=spaces, plan=plan)
+            problems += broken(rules.SUITED, made)
+        return problems
 
     def launch_problems(self, config: OffPolicyConfig, plan: Plan) -> Iterable[Problem]:
         return self._made_problems(config, plan)

@@ -293,10 +293,14 @@ def _large_memory(job: MadeOffPolicyJob) -> Iterator[Found]:
     )
 
 
-MADE: tuple[Rule[MadeOffPolicyJob], ...] = (
+# Of the spaces alone: a plan checks them where the simulator is surely made
+SUITED: tuple[Rule[MadeOffPolicyJob], ...] = (
     Rule(code="off-policy-misfit", facts=_unsuited_actions),
     Rule(code="off-policy-misfit", facts=_images),
     Rule(code="off-policy-misfit", facts=_statistics),
+)
+MADE: tuple[Rule[MadeOffPolicyJob], ...] = (
+    *SUITED,
     Rule(code="replay-does-not-fit", applies=_on_this_machine, facts=_large_memory),
 )
 

@@ -113,3 +113,51 @@ def test_an_evaluation_counts_rows_that_a_greedy_engine_would_write(
     assert outcome.held_out["eval/token_accuracy"].value == pytest.approx(share)
     # The row of which nothing is learned does not count
     assert outcome.held_out["eval/accuracy"].weight == len(rows()) - 1
+
+
+@pytest.mark.slow
+def test_an_update_is_that_of_trl(
+    model: Path, expected: tuple[dict[str, Any], float], tmp_path: Path
+) -> None:
+    trl = pytest.importorskip("trl")
+    datasets = pytest.importorskip("datasets")
+    # TRL has no rows without a learned token
+    learned = [row for row in rows() if row.mask.any()]
+    data = datasets.Dataset.from_list(
+        [
+            {
+                "input_ids": row.tokens.tolist(),
+                "completion_mask": row.mask.astype(int).tolist(),
+            }
+            for row in learned
+        ]
+    )
+    settings = trl.SFTConfig(
+        output_dir=str(tmp_path),
+        max_steps=1,
+        # Two micro-batches of an uneven number of tokens
+        per_device_train_batch_size=4,
+        gradient_accumulation_steps=2,
+        learning_rate=ADAM["lr"],
+        adam_epsilon=ADAM["eps"],
+        max_grad_norm=ADAM["max_grad_norm"],
+        lr_scheduler_type="constant",
+        weight_decay=0.0,
+        completion_only_loss=True,
+        bf16=False,
+        use_cpu=True,
+        report_to="none",
+        save_strategy="no",
+        disable_tqdm=True,
+    )
+    lm = transformers.AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(model)
+    trainer = trl.SFTTrainer(
+        lm, args=settings, train_dataset=data, processing_class=tokenizer
+    )
+    trainer.train()
+    weights, _ = expected
+    for name, parameter in trainer.model.named_parameters():
+        np.testing.assert_allclose(
+            parameter.detach().numpy(), weights[name], **CLOSE, err_msg=name
+        )

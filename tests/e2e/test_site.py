@@ -52,6 +52,16 @@ ANSWERS = {
     "gae_lambda": "reference/config/#algorithm.gae_lambda",
     "clip_range": "reference/config/#algorithm.clip_ratio_low",
     "Kubernetes": "cluster/#kubernetes",
+    "quickstart": "tour/",
+    "Windows": "faq/",
+    "semver": "stability/",
+    "Isaac": "own_environment/",
+    "early stopping": "environments/#evaluation",
+    "replay buffer": "off_policy/",
+    "imitation learning": "off_policy/#demonstrations",
+    "distillation": "teachers/",
+    "timeout": "troubleshooting/#it-hangs",
+    "optuna": "several_runs/#sweeps",
     "显存": "zh/out_of_memory/",
 }
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import sys
@@ -50,6 +51,32 @@ def test_the_classifiers_name_the_versions_of_python_that_are_allowed() -> None:
         named += re.findall(r"^Programming Language :: Python :: 3\.(\d+)$", classifier)
     assert [int(minor) for minor in named] == list(range(int(least), int(below)))
     assert PROJECT["project"]["keywords"]
+
+
+def test_every_file_names_the_same_version() -> None:
+    citation = yaml.safe_load((ROOT / "CITATION.cff").read_text(encoding="utf-8"))
+    assert PROJECT["project"]["version"] == rlplace.__version__
+    assert citation["version"] == rlplace.__version__
+
+
+def test_the_readme_of_the_package_page_has_absolute_links_alone() -> None:
+    address = "https://example.org/owner/name"
+    done = subprocess.run(
+        [sys.executable, str(ROOT / "scripts" / "package_readme.py"), address],
+        capture_output=True,
+        text=True,
+        check=True,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+    )
+    version = rlplace.__version__
+    assert f"]({address}/raw/v{version}/docs/plan.svg)" in done.stdout
+    assert f"]({address}/blob/v{version}/docs/llm.md#on-gpus)" in done.stdout
+    targets = re.findall(r"\]\(([^)\s]+)\)", done.stdout)
+    assert len(targets) > 50
+    assert [target for target in targets if not target.startswith("https://")] == []
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    assert "```yaml" in done.stdout
+    assert done.stdout.count("```") == readme.count("```")
 
 
 def test_github_runs_the_check_that_people_run() -> None:

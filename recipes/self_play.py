@@ -90,8 +90,7 @@ class League(Player):
         games = self.config["rated"]
         found = [self.against(version, games, random)[0] for version in self.versions]
         self.ratings.add(found)
-        others = (self.net.likeliest, self.config["measured"], random)
-        self.newest = measured(self.game, *others)
+        self.newest = measured(self.net, self.config["measured"], random)
         self.newest["elo"] = self.ratings.elo()[-1].item()
 
     def save_state(self) -> object:
@@ -131,12 +130,13 @@ class Learner(Player):
         self.optimizer.load_state_dict(state["adam"])
 
 
+games = full("rollout").calls("play", scales="constant")  # as many on each rank
 job = Job(
     name="self_play",
     components={"actor": Learner, "rollout": Rollout, "league": League},
     stages=[
         Stage("sync", weights("actor", to=["rollout", "league"])),
-        Stage("play", on_host("league").calls("offer"), full("rollout").calls("play")),
+        Stage("play", on_host("league").calls("offer"), games),
         Stage("learn", full("actor").calls("learn"), full("league").calls("keep")),
     ],
     channels=[

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import torch
-from games.board import Game, Policy
+from games.network import Network
 
 
 class Ratings:
@@ -40,21 +40,20 @@ class Ratings:
         return 400 * strengths.log10()
 
 
-def measured(
-    game: Game, policy: Policy, games: int, random: torch.Generator
-) -> dict[str, float]:
-    """Return the mean result of a policy against players that do not learn, from -1 to 1.
+def measured(network: Network, games: int, random: torch.Generator) -> dict[str, float]:
+    """Return the mean result of a network's likeliest moves against players that do not learn, from -1 to 1.
 
     `games`: how many against each of them. In small games, one of these players is faultless, and `defeats` counts the
-    lost ends that the policy can be led to.
+    lost ends that the network can be led to.
     """
+    game = network.game
     others = {"random": torch.zeros_like}
     if game.cells <= 9:
         others["faultless"] = game.faultless
     found: dict[str, float] = {}
     for name, other in others.items():
-        results, _ = game.play(policy, other, games, random)
+        results, _ = game.play(network.likeliest, other, games, random)
         found[f"against_{name}"] = results.mean().item()
     if game.cells <= 9:
-        found["defeats"] = game.defeats(policy)
+        found["defeats"] = game.defeats(network.likeliest)
     return found

@@ -7,6 +7,7 @@ import importlib
 import itertools
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -300,15 +301,19 @@ def test_points_of_a_new_player_come_from_its_results() -> None:
 
 
 def test_strength_is_measured_outside_of_the_league(small) -> None:
-    faultless = rating.measured(small, small.faultless, 200, generator())
+    def strength(game, policy, games: int) -> dict[str, float]:
+        player = SimpleNamespace(game=game, likeliest=policy)
+        return rating.measured(player, games, generator())
+
+    faultless = strength(small, small.faultless, 200)
     assert faultless["against_faultless"] == 0.0
     assert faultless["against_random"] > 0.8
     assert faultless["defeats"] == 0
-    random = rating.measured(small, at_random, 400, generator())
+    random = strength(small, at_random, 400)
     assert random["against_faultless"] < -0.8
     assert abs(random["against_random"]) < 0.15
     large = board.Game(*CONNECT_FOUR)
-    assert set(rating.measured(large, at_random, 4, generator())) == {"against_random"}
+    assert set(strength(large, at_random, 4)) == {"against_random"}
 
 
 def test_the_games_know_nothing_of_the_engine() -> None:

@@ -995,3 +995,95 @@ def test_a_lora_alpha_without_factors_is_told(
     job = prepare_composed(composed)
     about_lora = [each.code for each in job.plan.warnings if "lora" in each.key]
     assert about_lora == codes
+
+
+# A run of the off-policy job with 1,000 steps
+SHORT = (
+    "++algorithm.steps_per_iteration=1000",
+    "++algorithm.learning_starts=100",
+    "++algorithm.updates_per_step=1.0",
+    "++algorithm.sync_every=8",
+    "env.total_num_envs=1",
+    "runner.total_iterations=1",
+    "++algorithm.epsilon_steps=1000",
+)
+
+
+@pytest.mark.parametrize(
+    ("words", "keys"),
+    [
+        (["rlhf_tiny"], []),
+        (["rlhf_tiny", "critic.warmup_iterations=30"], ["critic.warmup_iterations"]),
+        (["rlhf_tiny", "critic.warmup_iterations=29"], []),
+        (["rlhf_tiny", "reference.refresh_every=31"], ["reference.refresh_every"]),
+        # One optimizer step in each of 30 iterations
+        (
+            ["rlhf_tiny", "critic.optimizer.warmup_steps=30"],
+            ["critic.optimizer.warmup_steps"],
+        ),
+        (["rlhf_tiny", "critic.optimizer.warmup_steps=29"], []),
+        (["rlhf_tiny", "actor.ema_decay=0.99"], ["actor.ema_decay"]),
+        (["rlhf_tiny", "actor.ema_decay=0.9"], []),
+        (["sac"], []),
+        (["td3"], []),
+        (["dqn"], []),
+        # 1,000 steps; updates begin after 100 steps
+        (["sac", *SHORT, "++algorithm.target_every=901"], ["algorithm.target_every"]),
+        (["sac", *SHORT, "++algorithm.target_every=900"], []),
+        (["td3", *SHORT, "algorithm.policy_delay=901"], ["algorithm.policy_delay"]),
+        (
+            ["dqn", *SHORT, "++algorithm.epsilon_steps=1001"],
+            ["algorithm.epsilon_steps"],
+        ),
+        (["dqn", *SHORT, "algorithm.epsilon_steps=1000"], []),
+    ],
+)
+def test_settings_that_come_too_late_in_the_run_are_told(
+    words: list[str], keys: list[str]
+) -> None:
+    (composed,) = with_hydra(["--config-name", *words])
+    late = [
+        each
+        for each in prepare_composed(composed).plan.warnings
+        if each.code == "too-late-in-run"
+    ]
+    assert [each.key for each in late] == keys
+    for each in late:
+        # The fix is pasted
+        fix = str(each.fix).partition("   ")[0]
+        word = fix if "=" in fix else f"{each.key.rpartition('.')[0]}.{fix}"
+        (fixed,) = with_hydra(
+            ["--config-name", *words, word.replace(": ", "=")],
+        )
+        told = [w.code for w in prepare_composed(fixed).plan.warnings]
+        assert "too-late-in-run" not in told
+
+
+@pytest.mark.parametrize(
+    ("words", "error"),
+    [
+        (["td3", "++algorithm.target_every=4"], "has no effect in td3"),
+        (["sac", "algorithm.target_entropy=0.7"], "entropy of 0.7"),
+        (["sac", "algorithm.target_entropy=0.6"], ""),
+        # With a constant temperature, nothing aims at it
+        (["sac", "algorithm.target_entropy=0.7", "algorithm.temperature=0.2"], ""),
+    ],
+)
+def test_off_policy_settings_without_effect_or_out_of_reach_are_refused(
+    words: list[str], error: str
+) -> None:
+    def told(*more: str) -> list[Problem]:
+        (composed,) = with_hydra(["--config-name", *words, *more])
+        try:
+            job = prepare_composed(composed)
+        except ProblemsError as refused:
+            return [*refused.problems]
+        return check_launch(job.config, job.plan, {})
+
+    if not error:
+        assert told() == []
+        return
+    (found,) = told()
+    assert error in found.what
+    # The fix is pasted
+    assert told(*str(found.fix).partition("   ")[0].split()) == []

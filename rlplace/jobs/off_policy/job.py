@@ -153,7 +153,8 @@ class OffPolicyJob(Job):
         problems = _placed(broken(rules.PLACED, case), sources)
         if problems:
             raise PlacementError(problems)
-        return plan
+        late = _placed(broken(rules.WARNINGS, config), sources)
+        return dataclasses.replace(plan, warnings=(*plan.warnings, *late))
 
     def plan_problems(self, config: OffPolicyConfig, plan: Plan) -> Iterable[Problem]:
         problems = [*super().plan_problems(config, plan), *broken(rules.PLANNED, plan)]

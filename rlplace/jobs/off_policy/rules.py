@@ -6,7 +6,7 @@ import dataclasses
 import os
 from collections.abc import Iterator
 from fractions import Fraction
-from math import isfinite, lcm
+from math import isfinite, lcm, log, prod
 from typing import TYPE_CHECKING
 
 from rlplace.checks.parallel import undivided
@@ -109,12 +109,53 @@ def _prioritised_demonstrations(config: OffPolicyConfig) -> Iterator[Found]:
         yield at_key("replay.sampling", replay.sampling, "priorities")
 
 
+def _targets_of_td3(config: OffPolicyConfig) -> Iterator[Found]:
+    """Yield a finding if the interval of target networks is set for TD3, which does not use it."""
+    algorithm = config.blocks.algorithm
+    every = algorithm.target_every
+    if algorithm.name == "td3" and every != 1:
+        yield at_key("algorithm.target_every", every, "targets-of-td3", every=every)
+
+
+def _too_late(config: OffPolicyConfig) -> Iterator[Found]:
+    """Yield a finding for each setting that comes into effect after the end of the run, or hardly before it."""
+    algorithm = config.blocks.algorithm
+    steps = algorithm.steps_per_iteration * config.runner.total_iterations
+    updates = int(algorithm.ratio * max(0, steps - algorithm.learning_starts))
+    if not updates:
+        return
+    every = algorithm.target_every
+    if algorithm.name != "td3" and every > updates:
+        fitting = max(1, updates // 20)
+        key = "algorithm.target_every"
+        yield at_key(key, every, "targets", updates=updates, fitting=fitting)
+    delay = algorithm.policy_delay
+    if algorithm.name == "td3" and delay > updates:
+        yield at_key("algorithm.policy_delay", delay, "policy", updates=updates)
+    falls = algorithm.epsilon_steps
+    if algorithm.name == "dqn" and falls > steps:
+        fallen = (algorithm.epsilon_start - algorithm.epsilon_end) * steps / falls
+        yield at_key(
+            "algorithm.epsilon_steps",
+            falls,
+            "epsilon",
+            share=f"{algorithm.epsilon_start - fallen:.0%}",
+            steps=steps,
+            fitting=max(1, steps // 5),
+        )
+
+
+# Warnings of the config alone
+WARNINGS: tuple[Rule[OffPolicyConfig], ...] = (
+    Rule(code="too-late-in-run", facts=_too_late),
+)
 # Rules of the config alone
 RULES: tuple[Rule[OffPolicyConfig], ...] = (
     Rule(code="uneven-updates", facts=_broken_pieces),
     Rule(code="uneven-updates", facts=_broken_iterations),
     Rule(code="uneven-updates", facts=_small_memory),
     Rule(code="no-updates", facts=_no_updates),
+    Rule(code="off-policy-misfit", facts=_targets_of_td3),
     Rule(code="off-policy-misfit", facts=_skipped_poison),
     Rule(code="off-policy-misfit", facts=_prioritised_demonstrations),
 )
@@ -242,6 +283,30 @@ def _unsuited_actions(job: MadeOffPolicyJob) -> Iterator[Found]:
         )
 
 
+def _unreachable_entropy(job: MadeOffPolicyJob) -> Iterator[Found]:
+    """Yield a finding if SAC's temperature aims at an entropy that no policy has: elements are in [-1, 1]."""
+    algorithm = job.config.blocks.algorithm
+    target = algorithm.target_entropy
+    actions = job.spaces.actions
+    if algorithm.name != "sac" or target is None or algorithm.temperature != "auto":
+        return
+    if not isinstance(actions, ContinuousActions):
+        return
+    # The entropy of the uniform distribution
+    elements = prod(actions.shape)
+    most = elements * log(2)
+    if target >= most:
+        yield at_key(
+            "algorithm.target_entropy",
+            target,
+            "entropy",
+            target=target,
+            elements=elements,
+            most=most,
+            fitting=-float(elements),
+        )
+
+
 def _images(job: MadeOffPolicyJob) -> Iterator[Found]:
     """Yield a finding if an observation has an image or a text."""
     if job.spaces.texts:
@@ -296,6 +361,7 @@ def _large_memory(job: MadeOffPolicyJob) -> Iterator[Found]:
 # Of the spaces alone: a plan checks them where the simulator is surely made
 SUITED: tuple[Rule[MadeOffPolicyJob], ...] = (
     Rule(code="off-policy-misfit", facts=_unsuited_actions),
+    Rule(code="off-policy-misfit", facts=_unreachable_entropy),
     Rule(code="off-policy-misfit", facts=_images),
     Rule(code="off-policy-misfit", facts=_statistics),
 )

@@ -5,13 +5,16 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterator
 
-from rlplace.checks.rule import Found, Rule, broken
+from rlplace.checks.rule import Found, Rule, at_key, broken
 from rlplace.config.blocks.language_model import LanguageModelJobConfig
 from rlplace.config.blocks.training import TrainedConfig
 from rlplace.errors import Problem
 from rlplace.jobs.language_model.rules.case import PlacedTextJob
 from rlplace.models.folders import existing_folder
 from rlplace.models.heads import value_head_problem
+
+# Share of the first weights in the average of the weights, above which the average is hardly trained
+_FIRST_WEIGHTS = 0.1
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -128,6 +131,45 @@ def _unused_alpha(case: PlacedTextJob) -> Iterator[Found]:
             )
 
 
+def _optimizer_steps(config: LanguageModelJobConfig) -> int | None:
+    """Return about how many optimizer steps a trained model makes in the run; None if the config has no prompts."""
+    algorithm = config.algorithm
+    if algorithm.prompts is None:
+        return None
+    samples = algorithm.prompts * algorithm.samples_per_prompt
+    batches = max(1, round(samples / (algorithm.train_batch or samples)))
+    return config.runner.total_iterations * algorithm.epochs * batches
+
+
+def _too_late(case: PlacedTextJob) -> Iterator[Found]:
+    """Yield a finding for each setting that comes into effect after the end of the run, or hardly before it."""
+    config = case.config
+    steps = _optimizer_steps(config)
+    if not config.runs or steps is None:
+        return
+    iterations = config.runner.total_iterations
+    warmup = config.critic.warmup_iterations
+    if "critic" in config.placed and warmup >= iterations:
+        key = "critic.warmup_iterations"
+        yield at_key(key, warmup, "critic-warmup", iterations=iterations, above=warmup)
+    every = config.reference.refresh_every
+    if "reference" in config.placed and every > iterations:
+        yield at_key("reference.refresh_every", every, "refresh", iterations=iterations)
+    blocks = {"actor": config.actor, "critic": config.critic}
+    for component, block in blocks.items():
+        rising = block.optimizer.warmup_steps
+        if component in config.placed and rising >= steps:
+            key = f"{component}.optimizer.warmup_steps"
+            share = f"{steps / rising:.0%}"
+            yield at_key(key, rising, "rate-warmup", steps=steps, share=share)
+    decay = config.actor.ema_decay
+    if decay is not None and decay**steps > _FIRST_WEIGHTS:
+        share = f"{decay**steps:.0%}"
+        fitting = f"{1 - 5 / max(steps, 10):.3g}"
+        key = "actor.ema_decay"
+        yield at_key(key, decay, "average", steps=steps, share=share, fitting=fitting)
+
+
 RULES: tuple[Rule[TrainedModel], ...] = (
     Rule(code="rounded-away", facts=_rounded_away),
     Rule(code="nothing-to-offload", facts=_nothing_to_offload),
@@ -142,4 +184,5 @@ SYNC: tuple[Rule[LanguageModelJobConfig], ...] = (
 )
 WARNINGS: tuple[Rule[PlacedTextJob], ...] = (
     Rule(code="unused-lora-alpha", facts=_unused_alpha),
+    Rule(code="too-late-in-run", facts=_too_late),
 )

@@ -301,6 +301,10 @@ def test_groups_without_signal_are_left_out(actor_of: MakeActor, qwen: Path) -> 
     metrics = iterate(actor, groups=groups)
     assert metrics["actor/groups"].value == 3
     assert metrics["actor/groups_with_signal"].value == pytest.approx(1 / 3)
+    # Two groups are sampled, and not learned from
+    assert metrics["actor/tokens_learned"].value == sum(
+        sample.response_tokens for sample in groups[1]
+    )
     assert_same(pushed(actor, 2), model.state_dict())
 
 

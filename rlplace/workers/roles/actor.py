@@ -416,10 +416,16 @@ class LmActor(Actor):
             note for experience in taken for note in self._named(experience, iteration)
         ]
         groups = [group for experience in taken for group in experience.groups]
+        algorithm = self.config.config.algorithm
+        learned = [
+            group
+            for experience in taken
+            for group in experience.learned(algorithm).groups
+        ]
         most = self.config.config.runner.samples
         texts = tuple(as_text(groups, most, self._tokenizer)) if groups and most else ()
         return {
-            **sample_metrics(groups, version, texts),
+            **sample_metrics(groups, version, texts, learned),
             **(
                 {"actor/poisoned": Metric(len(poisoned), "sum", notes=tuple(poisoned))}
                 if poisoned

@@ -113,13 +113,17 @@ def _clipped(text: str) -> str:
 
 
 def sample_metrics(
-    groups: Sequence[Sequence[Sample]], version: int, texts: Sequence[str] = ()
+    groups: Sequence[Sequence[Sample]],
+    version: int,
+    texts: Sequence[str] = (),
+    learned: Sequence[Sequence[Sample]] | None = None,
 ) -> Metrics:
     """Return the metrics of the groups that the policy of `version` is about to learn from; empty if there are no
     samples.
 
     `groups`: groups of this rank, or on one rank the groups of all ranks; the metrics of the run are equal in both
-    cases. `texts`: some samples as text, attached to a metric as notes.
+    cases. `texts`: some samples as text, attached to a metric as notes. `learned`: the groups without samples that the
+    algorithm leaves out; None: it leaves out none.
     """
     from rlplace.algo.advantages import carries_signal
 
@@ -128,6 +132,8 @@ def sample_metrics(
         return {}
     lengths = [s.weight for s in samples]
     responses = [s.response_tokens for s in samples]
+    of_learned = groups if learned is None else learned
+    tokens_learned = sum(s.response_tokens for group in of_learned for s in group)
     # Age of each token: versions between its sampling and this update; 0 is on-policy.
     ages = [version - s.versions[s.mask] for s in samples]
     rewards = [s.reward for s in samples]
@@ -149,7 +155,7 @@ def sample_metrics(
             for name in named
         },
         "actor/tokens": Metric(sum(lengths), "sum"),
-        "actor/tokens_learned": Metric(sum(responses), "sum"),
+        "actor/tokens_learned": Metric(tokens_learned, "sum"),
         "actor/length": _mean(lengths),
         "actor/length_max": Metric(max(lengths), "max"),
         "actor/length_learned": _mean(responses),

@@ -623,7 +623,7 @@ def _loaded(
     """
     try:
         print(
-            f"goes on after iteration {resumed.iteration}{saving.load(resumed)}",
+            f"continues after iteration {resumed.iteration}{saving.load(resumed)}",
             flush=True,
         )
     except StateLost:

@@ -223,7 +223,7 @@ class Saving:
         self._progress.go_back(state["progress"])
         for fault in recovery.went_back(before_s - self._progress.train_s):
             self._loop.count(fault)
-        print(f"goes on after iteration {iteration}{anew}", flush=True)
+        print(f"continues after iteration {iteration}{anew}", flush=True)
         return dict(state["files"])
 
     def _rescue(self, kept: tuple[str, ...]) -> None:

@@ -122,7 +122,7 @@ def test_workers_that_are_replaced_lose_no_sample(tmp_path: Path) -> None:
     replaced = [["env rank 0"], ["rollout rank 0"], ["actor rank 0"]]
     assert [event["replaced"] for event in recorded["events"]] == replaced
     assert [event["went_back"] for event in recorded["events"]] == [False, False, True]
-    assert "goes on after iteration 3" in run.out
+    assert "continues after iteration 3" in run.out
     assert 0 < recorded["effective_share"] < 1
     assert (
         "fault in rollout of iteration 1: env rank 0 in run: the worker process died"
@@ -268,7 +268,7 @@ def test_without_a_checkpoint_what_trains_starts_again(
     )
     whole = train("rlhf_tiny", tmp_path / "whole", *TEXT, *short, INLINE_LAUNCHER)
     assert run.code == whole.code == 0, run.err + whole.err
-    assert "goes on after iteration 0" in run.out
+    assert "continues after iteration 0" in run.out
     (event,) = run.summary()["faults"]["events"]
     assert set(event["replaced"]) == {"actor rank 0", "critic rank 0"}
     assert event["redone_s"] > run.metrics()[0]["time/iteration_s"] / 2

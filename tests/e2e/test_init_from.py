@@ -89,7 +89,7 @@ def test_other_observations_and_actions_begin_their_layers_anew(
     assert after["normalizer.count"] == pytest.approx(before["normalizer.count"])
     said = capsys.readouterr().out
     assert "taken over: policy.2, value.2, value.4\n" in said
-    assert "begins anew: normalizer, policy.0, policy.4, value.0, optimizer" in said
+    assert "initialised: normalizer, policy.0, policy.4, value.0, optimizer" in said
 
 
 @pytest.mark.parametrize(

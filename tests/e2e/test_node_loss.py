@@ -102,7 +102,7 @@ def replace_node(run: Run, nodes: Any) -> None:
 
 def went_on(run: Run) -> Finished:
     """Stop the run once it has gone on: its metrics have each iteration once."""
-    run.until("goes on after iteration")
+    run.until("continues after iteration")
     run.until("    9 ")
     ended = run.stop()
     assert ended.code == 143, ended.err
@@ -189,7 +189,7 @@ def test_a_run_goes_on_with_the_machines_that_are_left(
     assert "actor: its samples are dealt to 2 ranks instead of 4" in ended.out
     (event,) = events(ended)
     assert "rollout rank 0" in event["what"]
-    assert "ready after" in ended.out.split("goes on after iteration")[1]
+    assert "ready after" in ended.out.split("continues after iteration")[1]
 
 
 @pytest.mark.parametrize(

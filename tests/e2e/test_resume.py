@@ -414,4 +414,4 @@ def test_the_policy_of_a_run_whose_worker_dies_is_kept(tmp_path: Path) -> None:
         f"runner.total_iterations={done + 1}",
     )
     assert again.code == 0, again.err
-    assert f"goes on after iteration {done}; all episodes begin anew" in again.out
+    assert f"continues after iteration {done}; all episodes begin anew" in again.out

@@ -169,7 +169,7 @@ def test_a_job_that_asks_otherwise_now_asks_again(model: Path, tmp_path: Path) -
     )
     assert run.code == 0, run.err
     assert (
-        "goes on after iteration 1; what was generated ahead is asked again\n"
+        "continues after iteration 1; what was generated ahead is asked again\n"
         in run.out
     )
     assert [line["rollout/answers"] for line in run.metrics()] == [32] * 3

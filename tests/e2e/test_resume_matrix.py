@@ -73,7 +73,7 @@ def ran(
         assert moved.code == 0, moved.err
         assert (
             number == 1
-            or f"goes on after iteration {EACH * (number - 1)}\n" in moved.out
+            or f"continues after iteration {EACH * (number - 1)}\n" in moved.out
         ), "and no episode is cut"
         before, now = (ranks_of(place) for place in (path[max(0, number - 2)], where))
         cut = (

@@ -58,7 +58,7 @@ def test_a_driver_that_is_killed_while_it_saves_needs_resume_auto_alone(
         seen = read_until(
             process, f"{done + 2:5} "
         )  # what an earlier run has left is swept by now
-        assert not done or f"goes on after iteration {done}\n" in seen
+        assert not done or f"continues after iteration {done}\n" in seen
         (checkpoints,) = tmp_path.glob("*/*/checkpoints")
         while not [*checkpoints.glob("*.part")]:
             time.sleep(0.001)

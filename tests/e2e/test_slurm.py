@@ -277,7 +277,7 @@ def test_a_job_that_is_warned_runs_again_and_one_that_is_cancelled_does_not(
     assert "stopped by SIGUSR1" in done
     saved = slurm.run_of(job)
     slurm.trained(job, slurm.iterations(job) + 3)
-    assert "goes on after iteration" in slurm.output(job)
+    assert "continues after iteration" in slurm.output(job)
     assert slurm.run_of(job) == saved, "it goes on in the folder of its run"
 
     # As at the end of a preemption's grace: SIGTERM to all of its processes, those of Ray too.
@@ -286,7 +286,7 @@ def test_a_job_that_is_warned_runs_again_and_one_that_is_cancelled_does_not(
     before = slurm.saved(job)
     slurm.start_now(job, 2)
     slurm.trained(job, before + 3)
-    assert f"goes on after iteration {before}\n" in slurm.output(job)
+    assert f"continues after iteration {before}\n" in slurm.output(job)
 
     slurm.call("scancel", job)
     until("it has ended", lambda: slurm.state(job) == "CANCELLED")
@@ -314,7 +314,7 @@ def test_a_job_of_more_priority_takes_the_place_of_one_that_has_saved(
     assert "stopped by SIGUSR1" in slurm.output(job)
     slurm.start_now(job, 1)
     slurm.trained(job, slurm.iterations(job) + 1)
-    assert "goes on after iteration" in slurm.output(job)
+    assert "continues after iteration" in slurm.output(job)
 
 
 def test_the_time_limit_warns(slurm: Slurm) -> None:
@@ -340,7 +340,7 @@ def test_tasks_of_an_array_have_runs_of_their_own(slurm: Slurm) -> None:
         slurm.trained(task, slurm.iterations(task) + 1)
         text = (slurm.run_of(task) / "config.yaml").read_text(encoding="utf-8")
         assert f"seed: {task.rpartition('_')[2]}\n" in text
-        assert "goes on after iteration" in slurm.output(task)
+        assert "continues after iteration" in slurm.output(task)
 
 
 def test_two_machines_with_a_ray_of_the_job(slurm: Slurm) -> None:
@@ -350,7 +350,7 @@ def test_two_machines_with_a_ray_of_the_job(slurm: Slurm) -> None:
     slurm.warn(job)
     slurm.start_now(job, 1)
     slurm.trained(job, slurm.iterations(job) + 3)
-    assert "goes on after iteration" in slurm.output(job)
+    assert "continues after iteration" in slurm.output(job)
     slurm.call("scontrol", "requeue", job)
     until("it has saved", lambda: "stopped by SIGTERM" in slurm.output(job))
     slurm.saved(job)

@@ -82,7 +82,7 @@ def text_of(config: SimulatorJobConfig, spaces: Spaces) -> str:
     return (
         f"init_from  {trained.text}\n"
         f"           taken over: {', '.join(taken)}\n"
-        f"           begins anew: {', '.join(begins)}"
+        f"           initialised: {', '.join(begins)}"
     )
 
 

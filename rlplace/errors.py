@@ -123,6 +123,21 @@ class Problem:
         return "\n".join(_as_word(self.key, line) for line in self.fix.split("\n"))
 
 
+def with_sources(
+    problems: Iterable[Problem], sources: Mapping[str, Source]
+) -> list[Problem]:
+    """Return the problems without duplicates, and with the file and line at which the value of their key was written.
+
+    `sources`: key -> file and line of its value.
+    """
+    return list(
+        dict.fromkeys(
+            dataclasses.replace(p, source=p.source or source_of(p.key, sources))
+            for p in problems
+        )
+    )
+
+
 def _as_word(key: str, line: str) -> str:
     """Return a line of a suggested remedy as a command-line override `path=value`.
 

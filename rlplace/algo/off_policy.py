@@ -1,4 +1,4 @@
-"""Targets and losses of off-policy algorithms: SAC, TD3 and DQN. Pure functions of tensors.
+"""Targets and losses of off-policy algorithms: SAC, TD3, DQN, TD3+BC and IQL. Pure functions of tensors.
 
 Actions of SAC and TD3 are elements of [-1, 1]; the caller scales them to the bounds of the action space.
 
@@ -18,6 +18,8 @@ from torch.nn import functional
 # Bounds of the log standard deviation (Haarnoja et al., arXiv:1812.05905, as in their code)
 LOG_STD_LEAST = -20.0
 LOG_STD_MOST = 2.0
+# Most that an action counts in IQL's policy, as in the code of its authors
+_MOST_COUNT = 100.0
 _HALF_LOG_2PI = 0.5 * math.log(2.0 * math.pi)
 _LOG_2 = math.log(2.0)
 
@@ -144,6 +146,40 @@ def sac_policy_loss(
     `values`: [E, N], of the critics for actions that the policy has drawn. `logprobs`: [N], of these actions.
     """
     return (temperature * logprobs - values.min(0).values).mean()
+
+
+def td3_bc_policy_loss(
+    values: Tensor, chosen: Tensor, taken: Tensor, weight: float
+) -> Tensor:
+    """Return the loss of TD3+BC's policy (Fujimoto and Gu, arXiv:2106.06860).
+
+    The mean value, divided by its mean size, counts `weight` times as much as the squared distance to recorded actions.
+
+    `values`: [N], of the actions `chosen` by the policy, [N, A]. `taken`: [N, A], the recorded actions.
+    """
+    scale = weight / values.detach().abs().mean()
+    return functional.mse_loss(chosen, taken) - scale * values.mean()
+
+
+def expectile_loss(gaps: Tensor, expectile: float) -> Tensor:
+    """Return the squared error of an expectile, whose minimum is between mean and maximum if `expectile` is above 0.5.
+
+    `gaps`: [N], targets minus estimates (Kostrikov et al., arXiv:2110.06169, equation 5).
+    """
+    shares = torch.where(gaps > 0, expectile, 1.0 - expectile)
+    return (shares * gaps.square()).mean()
+
+
+def weighted_likelihood_loss(
+    logprobs: Tensor, advantages: Tensor, weight: float
+) -> Tensor:
+    """Return the loss of IQL's policy: recorded actions count by the exponential of their advantages, up to 100.
+
+    `logprobs`: [N], of the recorded actions. `advantages`: [N], without gradient. `weight`: the inverse temperature
+    (Kostrikov et al., arXiv:2110.06169, equation 7).
+    """
+    counts = (weight * advantages).exp().clamp(max=_MOST_COUNT)
+    return -(counts * logprobs).mean()
 
 
 def temperature_loss(

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +26,8 @@ from rlplace.algo.priorities import Priorities
 Array = NDArray[Any]
 # Slots of a file of a saved memory
 SEGMENT_SLOTS = 1 << 14
+# Last part of the name of the file without steps
+HEAD = "head"
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,6 +69,17 @@ class Steps:
         """Return the steps of some of the rows."""
         arrays = {name: array[:, rows] for name, array in self.arrays.items()}
         return Steps(**arrays, begins=self.begins[rows])
+
+
+def joined(parts: Sequence[Steps]) -> Steps:
+    """Return the rows of several parts of equally many steps, one part after the other."""
+    if len(parts) == 1:
+        return parts[0]
+    arrays = {
+        name: np.concatenate([part.arrays[name] for part in parts], axis=1)
+        for name in parts[0].arrays
+    }
+    return Steps(**arrays, begins=np.concatenate([part.begins for part in parts]))
 
 
 Batch = dict[str, Array]
@@ -225,31 +238,53 @@ class ReplayMemory:
         changed = {slot % self.slots for slot in range(written - 1, self.written)}
         return any(slot in changed for slot in segment)
 
-    def write_segment(self, segment: range, file: Path) -> None:
-        """Write the slots of a segment into a file, and flush it to disk. Raises OSError."""
-        arrays = {n: a[segment.start : segment.stop] for n, a in self._arrays.items()}
-        _write(file, arrays)
+    def write(
+        self, folder: Path, name: str, before: tuple[Path, int] | None = None
+    ) -> list[str]:
+        """Write the memory into `folder`, flushed to disk: a file for each segment, and one for all else. Return their
+        names, which begin with `name`. Raises OSError.
 
-    def write_head(self, file: Path) -> None:
-        """Write the number of written slots and the priorities, which the segments do not have. Raises OSError."""
+        A segment without new steps becomes a second name of its file in the folder of `before`. `before`: the folder of
+        an earlier call, and what `written` was then; None: there is none.
+        """
+        names = []
+        for segment in self.segments():
+            file = f"{name}_{segment.start}.npz"
+            names.append(file)
+            same = before is not None and not self.changed_since(segment, before[1])
+            if before is not None and same and _linked(before[0] / file, folder / file):
+                continue
+            arrays = self._arrays.items()
+            part = {n: array[segment.start : segment.stop] for n, array in arrays}
+            _write(folder / file, part)
+        # All else: how many slots were written, and the priorities
         state: dict[str, Array] = {"written": np.array(self.written)}
         if self._priorities is not None:
             state |= self._priorities.state()
-        _write(file, state)
+        head = f"{name}_{HEAD}.npz"
+        _write(folder / head, state)
+        return [*names, head]
 
-    def read(self, head: Path, segments: Mapping[int, Path]) -> None:
-        """Load a saved memory. Raises OSError, ValueError, KeyError.
-
-        `head`: the file of `write_head`. `segments`: first slot of each segment -> its file.
-        """
-        with np.load(head, allow_pickle=False) as stored:
+    def read(self, folder: Path, name: str) -> None:
+        """Load what `write` has written. Raises OSError, ValueError, KeyError, EOFError."""
+        with np.load(folder / f"{name}_{HEAD}.npz", allow_pickle=False) as stored:
             self.written = int(stored["written"])
             if self._priorities is not None:
                 self._priorities.load(dict(stored))
         for segment in self.segments():
-            with np.load(segments[segment.start], allow_pickle=False) as stored:
-                for name, array in self._arrays.items():
-                    array[segment.start : segment.stop] = stored[name]
+            file = folder / f"{name}_{segment.start}.npz"
+            with np.load(file, allow_pickle=False) as stored:
+                for array_name, array in self._arrays.items():
+                    array[segment.start : segment.stop] = stored[array_name]
+
+
+def _linked(file: Path, name: Path) -> bool:
+    """Give a file a second name; return whether that was possible."""
+    try:
+        os.link(file, name)
+    except OSError:
+        return False
+    return True
 
 
 def _write(file: Path, arrays: Mapping[str, Array]) -> None:

@@ -5,12 +5,20 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import itertools
-from collections.abc import Iterator, Sequence
+import shutil
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from rlplace.checkpoints.checkpoint import Checkpoint
+from rlplace.checkpoints.checkpoint import CONFIG, Checkpoint
+from rlplace.checkpoints.find import verify
 from rlplace.codes import config_error
+from rlplace.contract.requests import ExportRequest
 from rlplace.errors import OutputError, did_you_mean
+from rlplace.trained import POLICY, Trained
+
+if TYPE_CHECKING:
+    from rlplace.models.exported import ExportedPolicy
 
 FILES = (".pt", ".onnx", ".safetensors")  # of simulator policies
 _OTHER_FILES = (
@@ -98,3 +106,71 @@ def written(out: Path) -> Iterator[None]:
         raise OutputError(
             dataclasses.replace(error.problem, key="OUT", fix=_ELSEWHERE)
         ) from error
+
+
+def export_policy(
+    trained: Trained,
+    request: ExportRequest,
+    program: Callable[[], ExportedPolicy],
+    write_weights: Callable[[Path], None],
+) -> None:
+    """Write a trained policy of simulators to `request.out`, in the format of the name's ending.
+
+    `.onnx`, `.pt` (TorchScript) and `.safetensors` give a file; a name without these endings gives a folder.
+
+    `program`: builds the policy, whose module returns actions. `write_weights`: writes its weights into a file. Raises
+    ConfigError, OutputError.
+    """
+    out = request.out
+    found = trained.checkpoint
+    if found is None:
+        free_place(out, FILES)
+        _check_exported(trained, request)
+    else:
+        check_component(found, request.component)
+        if request.average:
+            raise config_error("bad-option", "--ema", error="average-of-simulators")
+        free_place(out, FILES, number=found.iteration)
+        verify(found, request.key)
+    with written(out):
+        _write(trained, out, program, write_weights)
+
+
+def _check_exported(trained: Trained, request: ExportRequest) -> None:
+    """Raise ConfigError if the request needs weights that an exported policy does not have.
+
+    An exported policy has the actor's weights only, and no weight averages.
+    """
+    if request.component == "actor" and not request.average:
+        return
+    option = f"--component {request.component}"
+    if request.average:
+        option = "--ema"
+    raise config_error(
+        "bad-option", option, str(trained.folder), error="exported", option=option
+    )
+
+
+def _write(
+    trained: Trained,
+    out: Path,
+    program: Callable[[], ExportedPolicy],
+    write_weights: Callable[[Path], None],
+) -> None:
+    from rlplace.models.exported import write_onnx, write_torchscript
+
+    if out.suffix == ".onnx":
+        write_onnx(program(), out)
+        return
+    if out.suffix == ".pt":
+        write_torchscript(program(), out)
+        return
+    weights = out
+    if out.suffix != ".safetensors":
+        weights = out / POLICY
+        out.mkdir()
+        shutil.copyfile(trained.folder / CONFIG, out / CONFIG)
+    if trained.checkpoint is None:
+        shutil.copyfile(trained.weights, weights)
+    else:
+        write_weights(weights)

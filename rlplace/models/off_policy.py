@@ -1,4 +1,4 @@
-"""Networks of off-policy algorithms: policies of SAC and TD3, their critics, and the values of DQN.
+"""Networks of off-policy algorithms: policies of SAC, CrossQ and TD3, their critics, and the values of DQN.
 
 Policies put out elements of [-1, 1]; `Acting` scales them to the bounds of the action space.
 
@@ -21,15 +21,28 @@ from rlplace.algo.off_policy import squashed_gaussian
 from rlplace.config.blocks.off_policy import OffPolicyActorConfig, OffPolicyName
 from rlplace.envs.contract import ContinuousActions, DiscreteActions, Spaces
 from rlplace.models import BUILDING
+from rlplace.models.batch_renorm import BatchRenorm
+from rlplace.models.exported import ExportedPolicy
 from rlplace.models.mlp import ACTIVATIONS
 
 
 class SquashedGaussian(nn.Module):
-    """SAC's policy: means and log standard deviations of an action before tanh, [N, A] each."""
+    """SAC's policy: means and log standard deviations of an action before tanh, [N, A] each.
 
-    def __init__(self, numbers: int, elements: int, of: OffPolicyActorConfig) -> None:
+    `renorm`: whether observations and hidden layers are batch-renormalised, as CrossQ does.
+    """
+
+    def __init__(
+        self,
+        numbers: int,
+        elements: int,
+        of: OffPolicyActorConfig,
+        *,
+        renorm: bool = False,
+    ) -> None:
         super().__init__()
-        self.body = layers([numbers, *of.hidden], of.activation, ends=True)
+        widths = [numbers, *of.hidden]
+        self.body = layers(widths, of.activation, ends=True, renorm=renorm)
         width = (numbers, *of.hidden)[-1]
         self.means = nn.Linear(width, elements)
         self.log_std = nn.Linear(width, elements)
@@ -51,6 +64,26 @@ class Deterministic(nn.Module):
         return action
 
 
+class GaussianAround(Deterministic):
+    """IQL's policy: its mean action, [N, A], which acts; and a log standard deviation of each element, for learning."""
+
+    def __init__(self, numbers: int, elements: int, of: OffPolicyActorConfig) -> None:
+        super().__init__(numbers, elements, of)
+        self.log_std = nn.Parameter(torch.zeros(elements))
+
+
+class StateValue(nn.Module):
+    """IQL's value of a state, [N]."""
+
+    def __init__(self, numbers: int, of: OffPolicyActorConfig) -> None:
+        super().__init__()
+        self.body = layers([numbers, *of.widths_of_critics, 1], of.activation)
+
+    def forward(self, observations: Tensor) -> Tensor:
+        values: Tensor = self.body(observations)
+        return values.squeeze(-1)
+
+
 class ChoiceValues(nn.Module):
     """DQN's network: the value of each choice, [N, n]."""
 
@@ -64,11 +97,21 @@ class ChoiceValues(nn.Module):
 
 
 class Critics(nn.Module):
-    """E critics of observations and actions, computed at once: `forward` returns their values, [E, N]."""
+    """E critics of observations and actions, computed at once: `forward` returns their values, [E, N].
 
-    def __init__(self, numbers: int, elements: int, of: OffPolicyActorConfig) -> None:
+    `renorm`: whether inputs and hidden layers are batch-renormalised, as CrossQ does.
+    """
+
+    def __init__(
+        self,
+        numbers: int,
+        elements: int,
+        of: OffPolicyActorConfig,
+        *,
+        renorm: bool = False,
+    ) -> None:
         super().__init__()
-        widths = [numbers + elements, *of.hidden, 1]
+        widths = [numbers + elements, *of.widths_of_critics, 1]
         self.weights = nn.ParameterList()
         self.biases = nn.ParameterList()
         for wide, narrow in itertools.pairwise(widths):
@@ -78,6 +121,9 @@ class Critics(nn.Module):
             self.weights.append(nn.Parameter(torch.empty(shape).uniform_(-most, most)))
             bias = torch.empty(of.critics, 1, narrow).uniform_(-most, most)
             self.biases.append(nn.Parameter(bias))
+        self.renormalised = nn.ModuleList()
+        if renorm:
+            self.renormalised.extend(BatchRenorm(w, (of.critics,)) for w in widths[:-1])
         self._between = ACTIVATIONS[of.activation]()
         self._normalised = of.layer_norm
 
@@ -88,6 +134,8 @@ class Critics(nn.Module):
         for number, (weight, bias) in enumerate(
             zip(self.weights, self.biases, strict=True)
         ):
+            if self.renormalised:
+                hidden = self.renormalised[number](hidden)
             hidden = torch.baddbmm(bias, hidden, weight)
             if number < last:
                 if self._normalised:
@@ -96,38 +144,65 @@ class Critics(nn.Module):
         return hidden.squeeze(-1)
 
 
-def layers(widths: Sequence[int], activation: str, *, ends: bool = False) -> nn.Module:
-    """Return linear layers of these widths, with activations between them; with `ends`, also after the last layer."""
+def layers(
+    widths: Sequence[int], activation: str, *, ends: bool = False, renorm: bool = False
+) -> nn.Module:
+    """Return linear layers of these widths, with activations between them; with `ends`, also after the last layer.
+
+    `renorm`: batch-renormalise the inputs of each layer, and with `ends` also the outputs.
+    """
     made: list[nn.Module] = []
     for wide, narrow in itertools.pairwise(widths):
+        if renorm:
+            made.append(BatchRenorm(wide))
         made += [nn.Linear(wide, narrow), ACTIVATIONS[activation]()]
     if made and not ends:
         made.pop()
+    if ends and renorm:
+        made.append(BatchRenorm(widths[-1]))
     return nn.Sequential(*made)
 
 
 def new_policy(
     spaces: Spaces, name: OffPolicyName, of: OffPolicyActorConfig, seed: int
 ) -> nn.Module:
-    """Return the network that acts. Equal arguments give equal weights in every process."""
+    """Return the network that acts, in evaluation mode. Equal arguments give equal weights in every process."""
     numbers = math.prod(spaces.observation_shape)
     with BUILDING, torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         if isinstance(spaces.actions, DiscreteActions):
             return ChoiceValues(numbers, spaces.actions.n, of)
         elements = math.prod(spaces.actions.shape)
-        if name == "td3":
-            return Deterministic(numbers, elements, of)
-        return SquashedGaussian(numbers, elements, of)
+        if name in ("sac", "crossq"):
+            renorm = name == "crossq"
+            return SquashedGaussian(numbers, elements, of, renorm=renorm).eval()
+        if name == "iql":
+            return GaussianAround(numbers, elements, of)
+        return Deterministic(numbers, elements, of)
 
 
-def new_critics(spaces: Spaces, of: OffPolicyActorConfig, seed: int) -> Critics:
-    """Return the critics of SAC and TD3. Equal arguments give equal weights in every process."""
+def new_state_value(spaces: Spaces, of: OffPolicyActorConfig, seed: int) -> StateValue:
+    """Return IQL's network of states. Equal arguments give equal weights in every process."""
+    with BUILDING, torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed + 2)
+        return StateValue(math.prod(spaces.observation_shape), of)
+
+
+def new_critics(
+    spaces: Spaces, name: OffPolicyName, of: OffPolicyActorConfig, seed: int
+) -> Critics:
+    """Return the critics, in evaluation mode. Equal arguments give equal weights in every process."""
     assert isinstance(spaces.actions, ContinuousActions), "dqn has no critics"
     numbers = math.prod(spaces.observation_shape)
     with BUILDING, torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed + 1)
-        return Critics(numbers, math.prod(spaces.actions.shape), of)
+        elements = math.prod(spaces.actions.shape)
+        return Critics(numbers, elements, of, renorm=name == "crossq").eval()
+
+
+def sent_tensors(policy: nn.Module) -> list[Tensor]:
+    """Return the tensors that another copy of a policy needs: parameters, and statistics of its inputs."""
+    return [*policy.parameters(), *policy.buffers()]
 
 
 class Acting:
@@ -216,3 +291,33 @@ class Acting:
         middle = (self._high + self._low) / 2
         scaled: NDArray[Any] = middle + (self._high - self._low) / 2 * actions
         return scaled.clip(self._low, self._high)
+
+
+class ActingProgram(ExportedPolicy):
+    """The best actions of a policy for N observations, as the simulator takes them, without NumPy."""
+
+    low: Tensor
+    high: Tensor
+
+    def __init__(self, network: nn.Module, spaces: Spaces) -> None:
+        super().__init__()
+        self.network = network
+        self.spaces = spaces
+        actions = spaces.actions
+        if isinstance(actions, ContinuousActions):
+            for name in ("low", "high"):
+                bounds = torch.tensor(getattr(actions, name)).view(actions.shape)
+                self.register_buffer(name, bounds)
+
+    def forward(self, observations: Tensor) -> Tensor:
+        actions = self.spaces.actions
+        outputs = self.network(observations.flatten(1))
+        if isinstance(actions, DiscreteActions):
+            choices: Tensor = outputs.argmax(-1) + actions.first
+            return choices
+        assert isinstance(actions, ContinuousActions)
+        if isinstance(outputs, tuple):
+            outputs = outputs[0].tanh()
+        best = outputs.unflatten(-1, actions.shape)
+        scaled: Tensor = (self.high + self.low) / 2 + (self.high - self.low) / 2 * best
+        return scaled.clamp(self.low, self.high)

@@ -5,11 +5,6 @@ Letters: N observations, O observation shape, A action shape.
 
 from __future__ import annotations
 
-import io
-import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,7 +12,7 @@ import torch
 from numpy.typing import ArrayLike, NDArray
 from safetensors import SafetensorError
 from safetensors.torch import load_file
-from torch import Tensor, nn
+from torch import Tensor
 
 from rlplace.codes import config_error
 from rlplace.config.blocks.simulator import SimulatorJobConfig
@@ -27,20 +22,17 @@ from rlplace.envs.contract import (
     MultiDiscreteActions,
     Spaces,
 )
-from rlplace.envs.registry import needs, spaces_of_job
+from rlplace.envs.registry import spaces_of_job
 from rlplace.errors import ConfigError
-from rlplace.models.checkpoint import write_bytes
+from rlplace.models.exported import ExportedPolicy
 from rlplace.models.mlp import PolicyOutput, mode, noise_shape, sample
 from rlplace.models.networks import NetworkPolicy
 from rlplace.models.policy_networks import PolicyNetwork, build_policy
 from rlplace.models.saved_state import policy_tensors
 from rlplace.trained import Trained
 
-# Argument of the command that exports
-_OUT = "OUT"
 
-
-class Policy(nn.Module):
+class Policy(ExportedPolicy):
     """A trained policy on the CPU. It takes observations as the simulator gives them, and normalises as in training.
 
     A policy with a memory keeps the memory of each row of a batch from one `act` to the next.
@@ -66,6 +58,7 @@ class Policy(nn.Module):
         super().__init__()
         self.network = network
         self.spaces = spaces.shown
+        self.remembered = network.remembered
         self.config = config
         self._memory = torch.zeros((0, network.remembered))
         self._generator = torch.Generator().manual_seed(seed)
@@ -265,105 +258,6 @@ def shaped(stored: Tensor, expected: Tensor | None) -> Tensor:
 
 
 # ── export ───────────────────────────────────────────────────────────────────────────────────────────────────────────
-
-
-def write_torchscript(policy: Policy, out: Path) -> None:
-    """Write a TorchScript file for `torch.jit.load`. Its module returns the most probable actions for N observations.
-
-    `out`: the file. Raises OutputError; ConfigError if the network cannot be traced.
-    """
-    content = io.BytesIO()
-    with _tracing(out):
-        torch.jit.save(_traced(policy, out), content)
-    write_bytes(out, content.getvalue())
-
-
-def write_onnx(policy: Policy, out: Path) -> None:
-    """Write an ONNX file with input `observations` and output `actions`: the most probable actions for N observations.
-
-    `out`: the file. Raises OSError; ConfigError if the network cannot be traced or onnx is missing.
-    """
-    with needs("onnx", got=str(out), extra="onnx", key=_OUT, of="the format"):
-        import onnx  # noqa: F401  # torch needs it for writing
-    names = ["observations", "actions"]
-    # Into a file beside, which is renamed once it is complete
-    part = out.with_name(out.name + ".part")
-    options: dict[str, Any] = {
-        "input_names": names[:1],
-        "output_names": names[1:],
-        "dynamo": False,
-    }
-    with _tracing(out):
-        # The check of `_traced`: the network behaves alike for other batches
-        _traced(policy, out)
-        torch.onnx.export(
-            policy,
-            (_example(policy),),
-            part,
-            dynamic_axes={n: {0: "N"} for n in names},
-            **options,
-        )
-    part.replace(out)
-
-
-@contextmanager
-def _tracing(out: Path) -> Iterator[None]:
-    """Return a context manager for tracing: it silences warnings, and raises ConfigError if tracing fails.
-
-    `out`: the file to write, for errors.
-    """
-    with warnings.catch_warnings():
-        # Tracing warns of each Python branch, and ONNX of older formats
-        warnings.simplefilter("ignore")
-        try:
-            yield
-        except (RuntimeError, TypeError) as error:
-            reason = f"{type(error).__name__}: {error}".splitlines()[0]
-            raise _not_traced(out, "raised", reason) from error
-
-
-def _traced(policy: Policy, out: Path) -> torch.jit.ScriptModule:
-    """Return the policy as a traced module.
-
-    `out`: the file to write, for errors. Raises ConfigError if the traced module gives other actions than the policy
-    for a second batch, or if the policy has a memory or reads texts.
-    """
-    if policy.network.remembered:
-        raise _not_traced(out, "memory")
-    if policy.spaces.texts:
-        raise _not_traced(out, "texts")
-    traced: torch.jit.ScriptModule = torch.jit.trace(
-        policy,
-        _example(policy),
-        check_trace=False,
-    )
-    # A trace has the branches of one batch: compare with random observations
-    other = torch.randint(0, 255, (3, *policy.spaces.observation_shape)).to(
-        _example(policy).dtype
-    )
-    if not torch.allclose(traced(other), policy(other), atol=1e-5):
-        raise _not_traced(out, "branches")
-    return traced
-
-
-def _not_traced(out: Path, error: str, reason: str = "") -> ConfigError:
-    """Return the error for a policy that cannot be written as TorchScript or ONNX.
-
-    `error`: the name of the cause, which selects the text of the error. `reason`: the text of an exception.
-    """
-    folder = out.with_suffix("")
-    return config_error(
-        "not-traceable", _OUT, str(out), error=error, folder=folder, reason=reason
-    )
-
-
-def _example(policy: Policy) -> Tensor:
-    """Return two observations of zeros, the input for a trace."""
-    spaces = policy.spaces
-    return torch.zeros(
-        (2, *spaces.observation_shape),
-        dtype=getattr(torch, spaces.observation_dtype),
-    )
 
 
 def _shape_error(got: tuple[int, ...], shape: tuple[int, ...]) -> ConfigError:

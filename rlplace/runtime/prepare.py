@@ -11,7 +11,7 @@ import copy
 import dataclasses
 import importlib.util
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -40,7 +40,7 @@ from rlplace.errors import (
     Problem,
     ProblemsError,
     Source,
-    source_of,
+    with_sources,
 )
 from rlplace.models import template_dates, unused_layers
 from rlplace.placement.machines.topology import Topology
@@ -181,7 +181,7 @@ def prepare(
     except ProblemsError as error:
         raise type(error)([*error.problems, *_errors(problems)]) from None
     # A component with a misspelt name would be told twice before the placement is right
-    unread = _with_sources(job.unplaced_problems(config, places), places)
+    unread = with_sources(job.unplaced_problems(config, places), places)
     problems += [each for each in unread if each.code not in can_run]
     warnings += [each for each in unread if each.code in can_run]
     plan = dataclasses.replace(plan, warnings=(*plan.warnings, *warnings))
@@ -189,13 +189,13 @@ def prepare(
     try:
         case = job.memory(config, plan, measured, build=simulator and not problems)
     except ProblemsError as error:
-        of_memory = _with_sources(error.problems, places)
+        of_memory = with_sources(error.problems, places)
         raise type(error)([*_errors(problems), *of_memory]) from None
     if wrong := _errors(problems):
         raise ConfigError(wrong)
     view = view_plan(plan, case, name=name, counts=job.counts(config, plan))
     view = dataclasses.replace(
-        view, shortages=tuple(_with_sources(view.shortages, places))
+        view, shortages=tuple(with_sources(view.shortages, places))
     )
     return Prepared(
         config=config,
@@ -290,7 +290,7 @@ def check_env(config: AnyConfig, sources: Mapping[str, Source]) -> list[Problem]
         *check_sinks(name for name in config.runner.sinks if ":" in name),
         *check_callbacks(config.runner.callbacks),
     ]
-    return _with_sources(problems, sources)
+    return with_sources(problems, sources)
 
 
 def check_plan(
@@ -304,7 +304,7 @@ def check_plan(
         *wrong_variables(config),
         *job_of(config).plan_problems(config, plan),
     ]
-    return _with_sources(problems, sources)
+    return with_sources(problems, sources)
 
 
 def missing_libraries(config: AnyConfig) -> list[Problem]:
@@ -342,7 +342,7 @@ def check_launch(
     if _JOB in os.environ and config.cluster.launcher == "ray":
         problems += _job_problems(config)
     problems += job_of(config).launch_problems(config, plan)
-    return _with_sources(problems, sources)
+    return with_sources(problems, sources)
 
 
 def check_run(job: Prepared) -> list[Problem]:
@@ -357,7 +357,7 @@ def check_run(job: Prepared) -> list[Problem]:
     )
     if config.dry_run and not lacking:
         found = job_of(config).dry_run_problems(config, job.plan)
-        lacking = _with_sources(found, job.sources)
+        lacking = with_sources(found, job.sources)
     return lacking
 
 
@@ -367,21 +367,6 @@ def refused_dry(problems: Sequence[Problem]) -> list[Problem]:
     The other problems stop only a run: something is lacking on this machine that another machine may have.
     """
     return [problem for problem in problems if problem.code not in _LACKING]
-
-
-def _with_sources(
-    problems: Iterable[Problem], sources: Mapping[str, Source]
-) -> list[Problem]:
-    """Return the problems without duplicates, and with the file and line at which the value of their key was written.
-
-    `sources`: key -> file and line of its value.
-    """
-    return list(
-        dict.fromkeys(
-            dataclasses.replace(p, source=p.source or source_of(p.key, sources))
-            for p in problems
-        )
-    )
 
 
 def _job_problems(config: AnyConfig) -> Iterator[Problem]:

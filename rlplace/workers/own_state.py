@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rlplace.codes import config_error, problem
-from rlplace.errors import WorkerMisuse
+from rlplace.errors import ConfigError, WorkerMisuse
 from rlplace.workers.saving import FilesBehind, unreadable_state
 
 if TYPE_CHECKING:
@@ -71,6 +71,19 @@ class StateOfRank:
         self._behind.close()
 
 
+def other_ranks(worker: Worker, saved: int) -> ConfigError:
+    """Return the error that another number of ranks, `saved`, has saved states of their own."""
+    return config_error(
+        "other-ranks",
+        "resume",
+        f"{worker.world_size} ranks",
+        component=worker.component,
+        saved=saved,
+        world_size=worker.world_size,
+        kind=type(worker).__name__,
+    )
+
+
 def state_for(worker: Worker, states: list[Any]) -> Any:
     """Return the state that `worker` has to load.
 
@@ -84,15 +97,7 @@ def state_for(worker: Worker, states: list[Any]) -> Any:
         return states[0] if states else None
     if len(states) == worker.world_size:
         return states[worker.rank]
-    raise config_error(
-        "other-ranks",
-        "resume",
-        f"{worker.world_size} ranks",
-        component=worker.component,
-        saved=len(states),
-        world_size=worker.world_size,
-        kind=type(worker).__name__,
-    )
+    raise other_ranks(worker, len(states))
 
 
 def _file_of(rank: int) -> str:

@@ -8,12 +8,14 @@ from typing import Any, ClassVar
 import gymnasium
 import numpy as np
 import pytest
+import torch
 import yaml
 from gymnasium.spaces import Box
 from safetensors.numpy import load_file
 
 import rlplace
 from rlplace.cli.evaluate import main as evaluate
+from rlplace.cli.export import main as export
 from rlplace.workers.off_policy.learners import SacLearner
 from tests.e2e.test_resume import numbers
 from tests.e2e.training import INLINE_LAUNCHER, Finished, train
@@ -46,6 +48,7 @@ DQN = (
     ),
 )
 TD3 = ("td3", (*TINY, "env.total_num_envs=2", "algorithm.n_step=2"))
+CROSSQ = ("crossq", (*TINY, "env.total_num_envs=2", "actor.critic_hidden=[24]"))
 Job = tuple[str, tuple[str, ...]]
 
 
@@ -112,7 +115,26 @@ def test_the_policy_is_saved_and_played(
     assert np.array_equal(rlplace.load_policy(copied).act(seen), actions)
 
 
-@pytest.mark.parametrize("job", [SAC, DQN, TD3], ids=["sac", "dqn", "td3"])
+def test_the_policy_is_exported_as_weights_and_as_a_program(
+    sac: Finished, tmp_path: Path
+) -> None:
+    assert sac.folder is not None
+    seen = np.random.default_rng(0).normal(size=(7, 3)).astype(np.float32)
+    expected = rlplace.load_policy(sac.folder).act(seen)
+    for name in ("folder", "policy.pt", "policy.safetensors"):
+        assert export([str(sac.folder), str(tmp_path / name)]) == 0
+    program = torch.jit.load(tmp_path / "policy.pt")
+    assert np.allclose(program(torch.from_numpy(seen)).numpy(), expected, atol=1e-6)
+    assert np.array_equal(rlplace.load_policy(tmp_path / "folder").act(seen), expected)
+    for name, array in weights(sac).items():
+        assert np.array_equal(load_file(tmp_path / "policy.safetensors")[name], array)
+    # An exported folder is exported again
+    assert export([str(tmp_path / "folder"), str(tmp_path / "again.pt")]) == 0
+
+
+@pytest.mark.parametrize(
+    "job", [SAC, DQN, TD3, CROSSQ], ids=["sac", "dqn", "td3", "crossq"]
+)
 def test_a_resumed_run_has_the_same_numbers(job: Job, tmp_path: Path) -> None:
     whole = run(job, tmp_path / "whole", 4)
     first = run(job, tmp_path / "parts", 2)
@@ -204,6 +226,46 @@ def test_half_of_each_batch_is_drawn_from_demonstrations(
     words = (*SAC[1], f"+replay.demonstrations={tmp_path / 'steps.npz'}")
     run(("sac", words), tmp_path / "runs", 1)
     assert shown == [8] * 16
+
+
+@pytest.mark.parametrize("name", ["td3_bc", "iql"])
+def test_an_offline_algorithm_takes_no_steps_but_in_evaluations(
+    name: str, tmp_path: Path
+) -> None:
+    random = np.random.default_rng(0)
+    steps = 50
+    np.savez(
+        tmp_path / "steps.npz",
+        observations=random.normal(size=(steps, 3)),
+        next_observations=random.normal(size=(steps, 3)),
+        actions=random.uniform(-2, 2, size=(steps, 1)),
+        rewards=random.normal(size=steps),
+        terminated=np.zeros(steps, bool),
+        truncated=np.zeros(steps, bool),
+    )
+    words = (
+        *SAC[1],
+        f"algorithm.name={name}",
+        f"+replay.demonstrations={tmp_path / 'steps.npz'}",
+        "runner.eval_every=2",
+        "+runner.eval_episodes=2",
+    )
+    whole = run(("td3", words), tmp_path / "whole", 4)
+    # The first line is that of an evaluation before the first iteration
+    lines = whole.metrics()[1:]
+    assert [line["actor/updates"] for line in lines] == [48] * 4
+    assert {line["env/steps"] for line in lines} == {0}
+    assert {line["replay/steps"] for line in lines} == {0}
+    assert {line["replay/demonstrations"] for line in lines} == {steps}
+    assert [i for i, line in enumerate(lines) if "eval/return" in line] == [1, 3]
+    assert whole.summary()["env_steps"] == 0
+    size = whole.summary()["memory"]["actor"]["full"]
+    assert size["measured"] == pytest.approx(size["predicted"], rel=0.05)
+    # A resumed run has the same policy
+    first = run(("td3", words), tmp_path / "parts", 2)
+    resumed = run(("td3", words), tmp_path / "parts", 4, f"resume={first.folder}")
+    for weight, array in weights(whole).items():
+        assert np.array_equal(array, weights(resumed)[weight]), weight
 
 
 def test_demonstrations_with_gaps_are_refused_for_sums_of_rewards(
@@ -347,8 +409,8 @@ class Breaking(gymnasium.Env[Any, Any]):
     ("at", "said"),
     [
         (0, "the first observation of"),
-        (4, "nan in observations"),
-        (9, "nan in final observations"),
+        (4, "reward 1.0, observation [nan nan]"),
+        (9, "reward 1.0, observation [nan nan]"),
     ],
 )
 def test_a_number_that_is_not_finite_is_named_with_its_place(
@@ -359,6 +421,7 @@ def test_a_number_that_is_not_finite_is_named_with_its_place(
     assert found.code == 1
     assert "simulator-not-finite" in found.err
     assert said in found.err
+    assert "in row 0" in found.err
 
 
 def test_ppo_without_the_job_names_the_config_of_an_off_policy_algorithm(
@@ -375,7 +438,7 @@ def test_the_saved_config_names_the_job(sac: Finished) -> None:
     assert saved["job"] == "off_policy"
 
 
-@pytest.mark.parametrize("job", [SAC, TD3], ids=["sac", "td3"])
+@pytest.mark.parametrize("job", [SAC, TD3, CROSSQ], ids=["sac", "td3", "crossq"])
 def test_the_memory_of_learners_that_never_move_is_measured_after_updates(
     job: Job, tmp_path: Path
 ) -> None:

@@ -52,6 +52,17 @@ from rlplace.errors import ConfigError
             "uneven-updates",
             "total_num_envs: 2",
         ),
+        (
+            ["crossq", "cluster.component_placement.actor=0-1"],
+            "off-policy-misfit",
+            "statistics of a whole batch",
+        ),
+        (["td3", "algorithm.name=td3_bc"], "off-policy-misfit", "there are none"),
+        (
+            ["td3", "algorithm.name=iql", "+replay.demonstrations=absent.npz"],
+            "bad-demonstrations",
+            "cannot be read",
+        ),
         (["sac", "faults.on_poison=skip"], "off-policy-misfit", "not there"),
         (
             ["sac", "+replay.demonstrations=absent.npz"],

@@ -10,7 +10,7 @@ from rlplace.config.blocks.simulator import SimulatorEnvConfig
 from rlplace.config.fields import block, knob
 from rlplace.config.open_job import ComponentConfig, EngineConfig, OpenConfig
 
-OffPolicyName = Literal["sac", "td3", "dqn"]
+OffPolicyName = Literal["sac", "crossq", "td3", "dqn", "td3_bc", "iql"]
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -18,9 +18,15 @@ class OffPolicyAlgorithmConfig:
     """The algorithm, and the numbers of steps and updates. Steps are those of all environments together."""
 
     name: OffPolicyName = knob(
-        "sac, td3: continuous actions; dqn: one choice among n", "sac"
+        "sac, crossq, td3: continuous actions; dqn: one choice among n; td3_bc, iql: "
+        "continuous actions, from recorded steps alone",
+        "sac",
     )
-    steps_per_iteration: int = knob("environment steps of an iteration", minimum=1)
+    steps_per_iteration: int = knob(
+        "environment steps of an iteration; td3_bc, iql: steps that it would have, for "
+        "the number of its updates",
+        minimum=1,
+    )
     learning_starts: int = knob(
         "steps with random actions before the first update", 100, minimum=0
     )
@@ -48,10 +54,10 @@ class OffPolicyAlgorithmConfig:
         "updates between two steps of the target networks", 1, minimum=1
     )
     temperature: float | Literal["auto"] = knob(
-        "sac: weight of the entropy; auto: it is learned", "auto", minimum=0
+        "sac, crossq: weight of the entropy; auto: it is learned", "auto", minimum=0
     )
     target_entropy: float | None = knob(
-        "sac: the entropy that auto aims at; null: minus the elements of an action",
+        "sac, crossq: the entropy that auto aims at; null: minus the elements of an action",
         None,
     )
     exploration_noise: float = knob(
@@ -62,7 +68,21 @@ class OffPolicyAlgorithmConfig:
     target_noise: float = knob("td3: deviation of the target's noise", 0.2, minimum=0)
     target_noise_clip: float = knob("td3: most of that noise", 0.5, minimum=0)
     policy_delay: int = knob(
-        "td3: updates of the critics for each one of the policy", 2, minimum=1
+        "td3, crossq: updates of the critics for each one of the policy", 2, minimum=1
+    )
+    behaviour_weight: float = knob(
+        "td3_bc: weight of the values beside the distance to recorded actions",
+        2.5,
+        above=0,
+    )
+    expectile: float = knob(
+        "iql: share of the greater values that the state's value aims at",
+        0.7,
+        above=0,
+        below=1,
+    )
+    advantage_weight: float = knob(
+        "iql: how much more likely a better recorded action becomes", 3.0, minimum=0
     )
     double: bool = knob("dqn: the trained network chooses, the target values", True)
     epsilon_start: float = knob(
@@ -81,6 +101,21 @@ class OffPolicyAlgorithmConfig:
         return Fraction(str(self.updates_per_step))
 
     @property
+    def offline(self) -> bool:
+        """Whether it learns from recorded steps alone; no environment is stepped but for evaluations."""
+        return self.name in ("td3_bc", "iql")
+
+    @property
+    def draws(self) -> bool:
+        """Whether the policy draws actions by itself; one that does not explores by noise."""
+        return self.name in ("sac", "crossq")
+
+    def epsilon(self, steps: int) -> float:
+        """Return dqn's share of random actions after a number of steps."""
+        done = min(1.0, steps / self.epsilon_steps)
+        return self.epsilon_start + done * (self.epsilon_end - self.epsilon_start)
+
+    @property
     def piece_steps(self) -> Fraction:
         """Steps between two syncs of the policy. A valid config has a whole number."""
         return self.sync_every / self.ratio
@@ -95,14 +130,24 @@ class OffPolicyActorConfig(ComponentConfig):
     )
     activation: Literal["tanh", "relu", "silu"] = knob("between the layers", "relu")
     critics: int = knob(
-        "critics of sac and td3; the least of their values is the target", 2, minimum=1
+        "critics, but of dqn; the least of their values is the target", 2, minimum=1
+    )
+    critic_hidden: tuple[int, ...] = knob(
+        "widths of the hidden layers of each critic; []: those of hidden",
+        (),
+        minimum=1,
     )
     layer_norm: bool = knob("normalise the hidden layers of the critics", False)
     lr: float = knob("Adam's learning rate of the policy, or of dqn", 3e-4, above=0)
     critic_lr: float | None = knob("that of the critics; null: lr", None, above=0)
+    beta1: float = knob("Adam's decay of the mean gradient", 0.9, minimum=0, below=1)
     max_grad_norm: float | None = knob(
         "clip the norm of the gradient; null: never", None, above=0
     )
+
+    @property
+    def widths_of_critics(self) -> tuple[int, ...]:
+        return self.critic_hidden or self.hidden
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -124,10 +169,12 @@ class ReplayConfig(ComponentConfig):
     )
 
     demonstrations: str | None = knob(
-        "file of arrays (.npz) with steps of others, to learn from as well", None
+        "steps of others, to learn from as well: a file (.npz, .hdf5), or a folder of "
+        "Minari",
+        None,
     )
     demonstration_share: float = knob(
-        "share of each batch that is drawn from them",
+        "share of each batch that is drawn from them; td3_bc, iql: it is 1",
         0.5,
         above=0,
         maximum=1,
@@ -137,12 +184,6 @@ class ReplayConfig(ComponentConfig):
     @property
     def prioritised(self) -> bool:
         return self.sampling == "prioritised"
-
-    def demonstrated(self, samples: int) -> Fraction:
-        """Return how many of a number of samples are demonstrations. A valid config has a whole number."""
-        if self.demonstrations is None:
-            return Fraction(0)
-        return samples * Fraction(str(self.demonstration_share))
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -159,6 +200,21 @@ class OffPolicyBlocks(EngineConfig):
     actor: OffPolicyActorConfig = block(OffPolicyActorConfig)
     rollout: ActingConfig = block(ActingConfig)
     replay: ReplayConfig = block(ReplayConfig)
+
+    @property
+    def kept_steps(self) -> int:
+        """The steps that the memory has room for, beside demonstrations."""
+        if self.algorithm.offline:
+            return self.env.total_num_envs
+        return self.replay.capacity
+
+    def demonstrated(self, samples: int) -> Fraction:
+        """Return how many of a number of samples are demonstrations. A valid config has a whole number."""
+        if self.algorithm.offline:
+            return Fraction(samples)
+        if self.replay.demonstrations is None:
+            return Fraction(0)
+        return samples * Fraction(str(self.replay.demonstration_share))
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

@@ -12,19 +12,18 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from rlplace.checks.rule import broken
-from rlplace.codes import config_error, problem
+from rlplace.codes import config_error
 from rlplace.config.blocks.off_policy import OffPolicyBlocks, OffPolicyConfig
 from rlplace.config.open_job import JOB
 from rlplace.config.paths import with_homes
 from rlplace.config.read import read_block
-from rlplace.contract.job import Job, ResumeKeys
+from rlplace.contract.job import ResumeKeys
 from rlplace.contract.planning import memory_of
-from rlplace.contract.requests import Evaluation, EvaluationRequest
+from rlplace.contract.requests import Evaluation, EvaluationRequest, ExportRequest
 from rlplace.contract.stages import (
     Call,
     Channel,
@@ -41,18 +40,19 @@ from rlplace.errors import (
     Problem,
     ProblemsError,
     Source,
-    source_of,
+    with_sources,
 )
+from rlplace.jobs.exports import export_policy
 from rlplace.jobs.off_policy import rules
 from rlplace.jobs.off_policy.memory import with_memory
 from rlplace.jobs.played import played_episodes, refuse_transcripts
-from rlplace.metrics import ENDLESS_EPISODES, PLAYED_EPISODES
+from rlplace.jobs.simulated import SimulatedJob
 from rlplace.placement.machines.topology import Topology
 from rlplace.placement.memory.ledger import Measurements, MemoryCase
 from rlplace.placement.plan import Plan
 from rlplace.placement.schedule import Needs
 from rlplace.report.sinks import Column, Console
-from rlplace.report.summary import SIMULATED, Measures, Progress
+from rlplace.report.summary import SIMULATED, Measures
 from rlplace.trained import Trained
 from rlplace.workers.off_policy.actor import OffPolicyActor
 from rlplace.workers.off_policy.arguments import (
@@ -82,8 +82,8 @@ _LEARNED = (
 )
 
 
-class OffPolicyJob(Job):
-    """The job of SAC, TD3 and DQN on simulators."""
+class OffPolicyJob(SimulatedJob):
+    """The job of SAC, CrossQ, TD3, DQN, TD3+BC and IQL on simulators."""
 
     def __init__(self) -> None:
         super().__init__(
@@ -137,7 +137,7 @@ class OffPolicyJob(Job):
             settings={},
             blocks=blocks,
         )
-        return config, [*problems, *_placed(broken(rules.RULES, config), sources)]
+        return config, [*problems, *with_sources(broken(rules.RULES, config), sources)]
 
     def environment_problems(self, config: OffPolicyConfig) -> Iterator[Problem]:
         yield from check(config.env)
@@ -150,7 +150,7 @@ class OffPolicyJob(Job):
     ) -> Plan:
         plan = super().plan(config, topology, sources)
         case = rules.PlacedOffPolicyJob(config=config, placement=plan.placement)
-        problems = _placed(broken(rules.PLACED, case), sources)
+        problems = with_sources(broken(rules.PLACED, case), sources)
         if problems:
             raise PlacementError(problems)
         late = _placed(broken(rules.WARNINGS, config), sources)
@@ -181,36 +181,17 @@ class OffPolicyJob(Job):
             return error.problems
         made = rules.MadeOffPolicyJob(config=config, spaces=spaces, plan=plan)
         found = [*broken(rules.MADE, made)]
-        if not found and config.blocks.replay.demonstrations is not None:
-            found = self._demonstration_problems(config, plan, spaces)
-        return found
-
-    def _demonstration_problems(
-        self, config: OffPolicyConfig, plan: Plan, spaces: Spaces
-    ) -> list[Problem]:
-        """Return the problems of the file of demonstrations, which is read for that."""
+        if found or config.blocks.replay.demonstrations is None:
+            return found
         # Imported here: a plan without demonstrations needs no NumPy
-        from rlplace.workers.off_policy.demonstrations import (
-            KEY,
-            read_demonstrations,
-            require_sequence,
-        )
+        from rlplace.envs.recorded import problems_of
 
-        path = str(config.blocks.replay.demonstrations)
-        try:
-            shown = read_demonstrations(path, spaces)
-            if config.blocks.algorithm.n_step > 1:
-                require_sequence(path, shown)
-            steps = len(shown.rewards)
-        except ProblemsError as error:
-            return [*error.problems]
-        ranks = plan.placement.world_size("replay")
-        if steps >= ranks:
-            return []
-        few = problem(
-            "bad-demonstrations", KEY, path, error="few", steps=steps, ranks=ranks
+        return problems_of(
+            config.blocks.replay.demonstrations,
+            spaces,
+            shards=plan.placement.world_size("replay"),
+            n_step=config.blocks.algorithm.n_step,
         )
-        return [few]
 
     # ── its plan ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -227,8 +208,7 @@ class OffPolicyJob(Job):
         if spaces is None and (build or surely_made(config.env)):
             spaces = self._spaces(config)
         if spaces is not None:
-            steps = _demonstration_steps(config, spaces)
-            config = with_memory(config, plan, spaces, steps)
+            config = with_memory(config, plan, spaces)
         return memory_of(config, plan, measured or {})
 
     def arguments(
@@ -250,8 +230,9 @@ class OffPolicyJob(Job):
         """Return a warning if the environment rewards the steps of the demonstrations otherwise than the file."""
         if config.blocks.replay.demonstrations is None:
             return ""
-        from rlplace.workers.off_policy.demonstrations import read_demonstrations
-        from rlplace.workers.off_policy.shown_rewards import other_rewards
+        # Imported here: a plan without demonstrations needs no NumPy
+        from rlplace.envs.recorded import read_demonstrations
+        from rlplace.envs.recorded_rewards import other_rewards
 
         path = str(config.blocks.replay.demonstrations)
         spaces = self._spaces(config)
@@ -272,43 +253,31 @@ class OffPolicyJob(Job):
         evaluation = Step(name="evaluate", calls=(call,))
         return dataclasses.replace(work, evaluation=evaluation, evaluated_in=_TRAIN)
 
-    def evaluates_every(self, config: OffPolicyConfig) -> int:
-        return config.runner.eval_every
+    def steps_of_iteration(self, config: OffPolicyConfig) -> int:
+        if config.blocks.algorithm.offline:
+            return 0
+        return config.blocks.algorithm.steps_per_iteration
 
     def measures(self, config: OffPolicyConfig) -> Measures:
         return dataclasses.replace(SIMULATED, learned=_LEARNED)
 
     def console(self, config: OffPolicyConfig, plan: Plan) -> Console:
-        columns = [Column("return", "env/mean_return", ",.1f", 10)]
+        offline = config.blocks.algorithm.offline
+        columns = []
+        if not offline:
+            columns.append(Column("return", "env/mean_return", ",.1f", 10))
+            columns.append(Column("length", "env/episode_length", ",.0f", 8))
         if config.runner.eval_every:
             columns.append(Column("evaluated", "eval/return", ",.1f", 10))
         columns += [
-            Column("length", "env/episode_length", ",.0f", 8),
             Column("updates", "actor/updates", ",.0f", 9),
             Column("critic", "actor/critic_loss", ".3g", 10),
             Column("value", "actor/value", ",.1f", 9),
-            Column("steps/s", "env/steps_per_s", ",.0f", 9),
-            Column("train s", "time/train_s", ".2f", 9),
         ]
-        return Console("env steps", tuple(columns))
-
-    def count(
-        self, config: OffPolicyConfig, progress: Progress, numbers: dict[str, float]
-    ) -> None:
-        steps = config.blocks.algorithm.steps_per_iteration
-        progress.add(numbers, steps)
-        numbers["env/steps_per_s"] = steps / numbers["time/iteration_s"]
-        # Without an episode that ended in this iteration, there is no new return
-        if progress.mean_return is not None and "env/return" in numbers:
-            numbers["env/mean_return"] = progress.mean_return
-
-    def remarks(
-        self, numbers: Mapping[str, float], notes: Mapping[str, Sequence[str]]
-    ) -> list[str]:
-        found: list[str] = []
-        for name in ("env/steps", PLAYED_EPISODES, ENDLESS_EPISODES):
-            found += notes.get(name, ())
-        return found
+        if not offline:
+            columns.append(Column("steps/s", "env/steps_per_s", ",.0f", 9))
+        columns.append(Column("train s", "time/train_s", ".2f", 9))
+        return Console("" if offline else "env steps", tuple(columns))
 
     # ── what it leaves ───────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -339,25 +308,8 @@ class OffPolicyJob(Job):
             task=("env.kind", "env.id"),
         )
 
-    def loaded_text(self, numbers: Mapping[str, float], kept: Any) -> str:
-        cut = int(numbers.get("env/episodes_cut", 0))
-        if cut:
-            lost = int(numbers.get("env/steps_lost", 0))
-            return f"; {cut} episodes begin anew, {lost} steps of them are lost"
-        return ""
-
     def divided(self) -> Mapping[str, str]:
         return {"actor": "samples are dealt to", "rollout": "simulators are dealt to"}
-
-    def saved_models(
-        self, config: OffPolicyConfig, plan: Plan, folder: Path
-    ) -> Mapping[str, Path]:
-        return {"actor": folder / "policy.safetensors"}
-
-    def last_line(self, run: Path) -> str:
-        from rlplace.trained import where
-
-        return where(run)
 
     def evaluate(self, trained: Trained, request: EvaluationRequest) -> Evaluation:
         refuse_transcripts(request)
@@ -374,6 +326,19 @@ class OffPolicyJob(Job):
             policy.spaces,
             lambda seen, begins: policy.choose(seen, request.deterministic),
             states,
+        )
+
+    def export(self, trained: Trained, request: ExportRequest) -> None:
+        # Imported here: a plan needs no torch
+        from rlplace.models.off_policy import ActingProgram
+        from rlplace.models.saved_off_policy import write_weights
+
+        def program() -> ActingProgram:
+            policy = self.load_policy(trained, seed=0, key=request.key)
+            return ActingProgram(policy.network, policy.spaces)
+
+        export_policy(
+            trained, request, program, lambda out: write_weights(trained, out)
         )
 
     def load_policy(self, trained: Trained, *, seed: int, key: str) -> Acting:
@@ -397,28 +362,3 @@ class OffPolicyJob(Job):
             ) from error
         network.requires_grad_(False).eval()
         return Acting(network, spaces, seed=seed)
-
-
-def _demonstration_steps(config: OffPolicyConfig, spaces: Spaces) -> int:
-    """Return the number of steps in the file of demonstrations; 0 without a file, or with one that has problems."""
-    path = config.blocks.replay.demonstrations
-    if path is None:
-        return 0
-    # Imported here: a plan without demonstrations needs no NumPy
-    from rlplace.workers.off_policy.demonstrations import read_demonstrations
-
-    try:
-        return len(read_demonstrations(path, spaces).rewards)
-    except ProblemsError:
-        # A run, and a dry run, report these problems
-        return 0
-
-
-def _placed(
-    problems: Iterable[Problem], sources: Mapping[str, Source]
-) -> list[Problem]:
-    """Return the problems with file and line of their keys. `sources`: config key -> file and line."""
-    return [
-        dataclasses.replace(each, source=source_of(each.key, sources))
-        for each in problems
-    ]

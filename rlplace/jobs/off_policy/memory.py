@@ -3,43 +3,28 @@
 from __future__ import annotations
 
 import dataclasses
-import itertools
 import math
 
 from rlplace.config.blocks.off_policy import OffPolicyConfig
 from rlplace.config.open_job import DeclaredMemory
-from rlplace.envs.contract import ContinuousActions, DiscreteActions, Spaces
+from rlplace.envs.contract import ContinuousActions, Spaces
+from rlplace.placement.memory.off_policy import (
+    NetworkSize,
+    critics_size,
+    layers,
+    policy_size,
+)
+from rlplace.placement.memory.policies import outputs_of
 from rlplace.placement.memory.replay import replay_bytes
 from rlplace.placement.plan import Plan
 
-_FLOAT32 = 4
 
-
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class _Size:
-    """A network: how many numbers it has, in how many tensors."""
-
-    numbers: int
-    tensors: int
-
-    @property
-    def bytes(self) -> int:
-        return _FLOAT32 * self.numbers
-
-    @property
-    def trained_bytes(self) -> int:
-        """Bytes of gradients and of Adam's state: two moments, and a step count for each tensor."""
-        return 3 * self.bytes + _FLOAT32 * self.tensors
-
-
-def with_memory(
-    config: OffPolicyConfig, plan: Plan, spaces: Spaces, demonstrations: int
-) -> OffPolicyConfig:
-    """Return a copy of the config that declares the bytes of each component, where the user has not done so.
-
-    `demonstrations`: number of steps in the file of demonstrations; 0 without a file.
-    """
-    policy = _policy_size(config, spaces)
+def with_memory(config: OffPolicyConfig, plan: Plan, spaces: Spaces) -> OffPolicyConfig:
+    """Return a copy of the config that declares the bytes of each component, where the user has not done so."""
+    inputs = math.prod(spaces.observation_shape)
+    outputs = outputs_of(spaces.actions)
+    name = config.blocks.algorithm.name
+    policy = policy_size(name, inputs, config.blocks.actor.hidden, outputs)
     known = {
         "rollout": DeclaredMemory(weights=policy.bytes, full=policy.bytes),
         "actor": _actor_memory(config, spaces, policy),
@@ -47,58 +32,47 @@ def with_memory(
     if "replay" in plan.placement.components:
         replay = config.blocks.replay
         ranks = max(1, plan.placement.world_size("replay"))
-        steps = replay.capacity // ranks
+        steps = config.blocks.kept_steps // ranks
         size = replay_bytes(spaces, steps, prioritised=replay.prioritised)
-        size += replay_bytes(spaces, -(-demonstrations // ranks), prioritised=False)
+        if replay.demonstrations is not None:
+            # Imported here: a plan without demonstrations needs no NumPy
+            from rlplace.envs.recorded import steps_in
+
+            each = -(-steps_in(replay.demonstrations) // ranks)
+            size += replay_bytes(spaces, each, prioritised=False)
         known["replay"] = DeclaredMemory(host=size)
     components = dict(config.components)
-    for name, memory in known.items():
-        if components[name].memory == DeclaredMemory():
-            components[name] = dataclasses.replace(components[name], memory=memory)
+    for component, memory in known.items():
+        if components[component].memory == DeclaredMemory():
+            block = components[component]
+            components[component] = dataclasses.replace(block, memory=memory)
     return dataclasses.replace(config, components=components)
 
 
-def _policy_size(config: OffPolicyConfig, spaces: Spaces) -> _Size:
-    """Return the size of the network that acts."""
-    hidden = config.blocks.actor.hidden
-    actions = spaces.actions
-    outputs = math.prod(getattr(actions, "shape", ()))
-    if isinstance(actions, DiscreteActions):
-        outputs = actions.n
-    elif config.blocks.algorithm.name == "sac":
-        # Means and log standard deviations have a layer each
-        body = _layers((math.prod(spaces.observation_shape), *hidden))
-        width = (math.prod(spaces.observation_shape), *hidden)[-1]
-        return _Size(
-            numbers=body.numbers + 2 * (width + 1) * outputs, tensors=body.tensors + 4
-        )
-    return _layers((math.prod(spaces.observation_shape), *hidden, outputs))
-
-
 def _actor_memory(
-    config: OffPolicyConfig, spaces: Spaces, policy: _Size
+    config: OffPolicyConfig, spaces: Spaces, policy: NetworkSize
 ) -> DeclaredMemory:
+    """Return the bytes of all networks of the actor, and of what it learns them with."""
     algorithm = config.blocks.algorithm
-    if not isinstance(spaces.actions, ContinuousActions):
-        # DQN: the network and its target
-        weights = 2 * policy.bytes
-        return DeclaredMemory(weights=weights, full=weights + policy.trained_bytes)
+    name = algorithm.name
     of = config.blocks.actor
-    inputs = math.prod(spaces.observation_shape) + math.prod(spaces.actions.shape)
-    one = _layers((inputs, *of.hidden, 1))
-    critics = _Size(numbers=of.critics * one.numbers, tensors=one.tensors)
-    weights = policy.bytes + 2 * critics.bytes
-    trained = policy.trained_bytes + critics.trained_bytes
-    if algorithm.name == "td3":
-        weights += policy.bytes
-    elif algorithm.temperature == "auto":
-        temperature = _Size(numbers=1, tensors=1)
-        weights += temperature.bytes
-        trained += temperature.trained_bytes
+    hidden = of.widths_of_critics
+    inputs = math.prod(spaces.observation_shape)
+    # Networks that learn, and target networks
+    learned = [policy]
+    targets = []
+    if isinstance(spaces.actions, ContinuousActions):
+        seen = inputs + outputs_of(spaces.actions)
+        critics = critics_size(name, seen, hidden, of.critics)
+        learned.append(critics)
+        if name != "crossq":
+            targets.append(critics)
+    if name in ("td3", "td3_bc", "dqn"):
+        targets.append(policy)
+    if name == "iql":
+        learned.append(layers((inputs, *hidden, 1)))
+    if algorithm.draws and algorithm.temperature == "auto":
+        learned.append(NetworkSize(numbers=1, tensors=1))
+    weights = sum(size.bytes for size in [*learned, *targets])
+    trained = sum(size.trained_bytes for size in learned)
     return DeclaredMemory(weights=weights, full=weights + trained)
-
-
-def _layers(widths: tuple[int, ...]) -> _Size:
-    """Return the size of linear layers with biases."""
-    numbers = sum((wide + 1) * narrow for wide, narrow in itertools.pairwise(widths))
-    return _Size(numbers=numbers, tensors=2 * (len(widths) - 1))

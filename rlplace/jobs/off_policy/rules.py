@@ -87,7 +87,7 @@ def _no_updates(config: OffPolicyConfig) -> Iterator[Found]:
     """Yield a finding if the run ends before its first update."""
     algorithm = config.blocks.algorithm
     steps = algorithm.steps_per_iteration * config.runner.total_iterations
-    if algorithm.learning_starts < steps:
+    if algorithm.offline or algorithm.learning_starts < steps:
         return
     enough = algorithm.learning_starts // algorithm.steps_per_iteration + 1
     yield at_key(
@@ -109,11 +109,21 @@ def _prioritised_demonstrations(config: OffPolicyConfig) -> Iterator[Found]:
         yield at_key("replay.sampling", replay.sampling, "priorities")
 
 
+def _offline(config: OffPolicyConfig) -> Iterator[Found]:
+    """Yield a finding if an algorithm that takes no steps has none to learn from."""
+    blocks = config.blocks
+    if not blocks.algorithm.offline:
+        return
+    name = blocks.algorithm.name
+    if blocks.replay.demonstrations is None:
+        yield at_key("replay.demonstrations", None, "no-steps", name=name)
+
+
 def _targets_of_td3(config: OffPolicyConfig) -> Iterator[Found]:
     """Yield a finding if the interval of target networks is set for TD3, which does not use it."""
     algorithm = config.blocks.algorithm
     every = algorithm.target_every
-    if algorithm.name == "td3" and every != 1:
+    if algorithm.name in ("td3", "td3_bc") and every != 1:
         yield at_key("algorithm.target_every", every, "targets-of-td3", every=every)
 
 
@@ -121,16 +131,17 @@ def _too_late(config: OffPolicyConfig) -> Iterator[Found]:
     """Yield a finding for each setting that comes into effect after the end of the run, or hardly before it."""
     algorithm = config.blocks.algorithm
     steps = algorithm.steps_per_iteration * config.runner.total_iterations
-    updates = int(algorithm.ratio * max(0, steps - algorithm.learning_starts))
+    before = 0 if algorithm.offline else algorithm.learning_starts
+    updates = int(algorithm.ratio * max(0, steps - before))
     if not updates:
         return
     every = algorithm.target_every
-    if algorithm.name != "td3" and every > updates:
+    if algorithm.name in ("sac", "dqn") and every > updates:
         fitting = max(1, updates // 20)
         key = "algorithm.target_every"
         yield at_key(key, every, "targets", updates=updates, fitting=fitting)
     delay = algorithm.policy_delay
-    if algorithm.name == "td3" and delay > updates:
+    if algorithm.name in ("td3", "td3_bc", "crossq") and delay > updates:
         yield at_key("algorithm.policy_delay", delay, "policy", updates=updates)
     falls = algorithm.epsilon_steps
     if algorithm.name == "dqn" and falls > steps:
@@ -158,6 +169,7 @@ RULES: tuple[Rule[OffPolicyConfig], ...] = (
     Rule(code="off-policy-misfit", facts=_targets_of_td3),
     Rule(code="off-policy-misfit", facts=_skipped_poison),
     Rule(code="off-policy-misfit", facts=_prioritised_demonstrations),
+    Rule(code="off-policy-misfit", facts=_offline),
 )
 
 
@@ -215,13 +227,14 @@ def _uneven_batches(case: PlacedOffPolicyJob) -> Iterator[Found]:
 
 def _uneven_demonstrations(case: PlacedOffPolicyJob) -> Iterator[Found]:
     """Yield a finding if the share of demonstrations of a batch is no whole number of samples."""
-    replay = case.config.blocks.replay
-    batch = case.config.blocks.algorithm.batch_size
+    blocks = case.config.blocks
+    replay = blocks.replay
+    batch = blocks.algorithm.batch_size
     block = case.ranks("actor") * case.ranks("replay")
     samples = batch // block
-    if batch % block or replay.demonstrated(samples).denominator == 1:
+    if batch % block or blocks.demonstrated(samples).denominator == 1:
         return
-    nearest = max(1, round(replay.demonstrated(samples)))
+    nearest = max(1, round(blocks.demonstrated(samples)))
     yield at_key(
         "replay.demonstration_share",
         replay.demonstration_share,
@@ -232,7 +245,16 @@ def _uneven_demonstrations(case: PlacedOffPolicyJob) -> Iterator[Found]:
     )
 
 
+def _divided_batches(case: PlacedOffPolicyJob) -> Iterator[Found]:
+    """Yield a finding if ranks would normalise by the statistics of their shares of a batch."""
+    name = case.config.blocks.algorithm.name
+    ranks = case.ranks("actor")
+    if name == "crossq" and ranks > 1:
+        yield at_key("algorithm.name", name, "shares", ranks=ranks)
+
+
 PLACED: tuple[Rule[PlacedOffPolicyJob], ...] = (
+    Rule(code="off-policy-misfit", facts=_divided_batches),
     Rule(code="uneven-updates", facts=_uneven_rows),
     Rule(code="uneven-updates", facts=_uneven_batches),
     Rule(code="uneven-updates", facts=_uneven_demonstrations),
@@ -339,14 +361,14 @@ def _on_this_machine(job: MadeOffPolicyJob) -> bool:
 def _large_memory(job: MadeOffPolicyJob) -> Iterator[Found]:
     """Yield a finding if the replay memory is larger than the memory of this machine."""
     replay = job.config.blocks.replay
-    prioritised = replay.prioritised
-    size = replay_bytes(job.spaces, replay.capacity, prioritised=prioritised)
+    kept = job.config.blocks.kept_steps
+    size = replay_bytes(job.spaces, kept, prioritised=replay.prioritised)
     there = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     if size <= there:
         return
     # Half of the machine, in whole steps of all environments
     envs = job.config.env.total_num_envs
-    each = size / replay.capacity
+    each = size / kept
     steps = max(1, int(there / 2 / each / envs)) * envs
     yield at_key(
         _CAPACITY,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rlplace.checks import evaluation
@@ -15,13 +14,14 @@ from rlplace.contract.requests import Evaluation, EvaluationRequest, ExportReque
 from rlplace.contract.stages import Work
 from rlplace.envs.registry import check, spaces_of_job, surely_made
 from rlplace.errors import Problem, ProblemsError, Source
+from rlplace.jobs.exports import export_policy
 from rlplace.jobs.notes import missing_problems
+from rlplace.jobs.simulated import SimulatedJob
 from rlplace.jobs.simulator import init_from, iteration, plan, rules
 from rlplace.jobs.simulator.evaluate import evaluate
-from rlplace.jobs.simulator.export import export
 from rlplace.jobs.trained import TrainedJob
 from rlplace.jobs.variants import check_variant
-from rlplace.metrics import ENDLESS_EPISODES, MISMATCH, PLAYED_EPISODES
+from rlplace.metrics import MISMATCH
 from rlplace.models.custom_module import check_module
 from rlplace.models.vla_entries import check_vla
 from rlplace.placement.machines.topology import Topology
@@ -29,7 +29,7 @@ from rlplace.placement.memory.ledger import Measurements, MemoryCase
 from rlplace.placement.plan import Plan
 from rlplace.placement.schedule import Needs
 from rlplace.report.sinks import EVALUATED_CONSOLE, RUN_CONSOLE, Console
-from rlplace.report.summary import SIMULATED, Measures, Progress
+from rlplace.report.summary import SIMULATED, Measures
 from rlplace.trained import Trained
 from rlplace.workers.arguments import SimulatorArguments
 
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from rlplace.workers.worker import Worker
 
 
-class SimulatorJob(TrainedJob):
+class SimulatorJob(SimulatedJob, TrainedJob):
     """The job of PPO on simulators."""
 
     def __init__(self) -> None:
@@ -201,28 +201,15 @@ class SimulatorJob(TrainedJob):
             return EVALUATED_CONSOLE
         return RUN_CONSOLE
 
-    def evaluates_every(self, config: SimulatorJobConfig) -> int:
-        return config.runner.eval_every
-
-    def count(
-        self, config: SimulatorJobConfig, progress: Progress, numbers: dict[str, float]
-    ) -> None:
+    def steps_of_iteration(self, config: SimulatorJobConfig) -> int:
         rows = config.env.total_num_envs
         decisions = rows * config.algorithm.rollout_steps
-        steps = decisions * config.rollout.action_chunk
-        progress.add(numbers, steps)
-        numbers["env/steps_per_s"] = steps / numbers["time/iteration_s"]
-        # Without an episode that ended in this iteration, there is no new return.
-        if progress.mean_return is not None and "env/return" in numbers:
-            numbers["env/mean_return"] = progress.mean_return
+        return decisions * config.rollout.action_chunk
 
     def remarks(
         self, numbers: Mapping[str, float], notes: Mapping[str, Sequence[str]]
     ) -> list[str]:
-        found = super().remarks(numbers, notes)
-        for name in ("env/steps", PLAYED_EPISODES, ENDLESS_EPISODES, MISMATCH):
-            found += notes.get(name, ())
-        return found
+        return [*super().remarks(numbers, notes), *notes.get(MISMATCH, ())]
 
     def replaceable(self, config: SimulatorJobConfig, plan_: Plan) -> Collection[str]:
         return ("env", "rollout")
@@ -252,25 +239,24 @@ class SimulatorJob(TrainedJob):
     def loaded_text(self, numbers: Mapping[str, float], kept: Collection[str]) -> str:
         if "env" not in kept:
             return "; all episodes begin anew"
-        lost = int(numbers.get("env/steps_lost", 0))
-        cut = int(numbers.get("env/episodes_cut", 0))
-        if cut:
-            return f"; {cut} episodes begin anew, {lost} steps of them are lost"
-        return ""
+        return super().loaded_text(numbers, kept)
 
     def divided(self) -> Mapping[str, str]:
         return {"actor": "samples are dealt to", "env": "simulators are dealt to"}
-
-    def saved_models(
-        self, config: SimulatorJobConfig, plan_: Plan, folder: Path
-    ) -> Mapping[str, Path]:
-        return {"actor": folder / "policy.safetensors"}
 
     def evaluate(self, trained: Trained, request: EvaluationRequest) -> Evaluation:
         return evaluate(trained, request)
 
     def export(self, trained: Trained, request: ExportRequest) -> None:
-        export(trained, request)
+        # Imported here: a plan needs no torch
+        from rlplace.models.saved_state import write_policy
+
+        export_policy(
+            trained,
+            request,
+            lambda: self.load_policy(trained, seed=0, key=request.key),
+            lambda out: write_policy(trained.weights, out),
+        )
 
     def load_policy(self, trained: Trained, *, seed: int, key: str) -> Policy:
         from rlplace.models.policy import policy_of

@@ -11,6 +11,7 @@ from rlplace.workers.off_policy.arguments import (
     BATCHES,
     POLICY,
     PRIORITIES,
+    Arrivals,
     OffPolicyArguments,
 )
 from rlplace.workers.worker import Worker
@@ -51,7 +52,7 @@ class OffPolicyActor(Worker):
     def learn(self, iteration: int) -> Metrics:
         """Make the updates that follow each piece of an iteration; return their metrics."""
         pieces = self._pieces
-        self._early: dict[tuple[int, int], Any] = {}
+        self._arrived = Arrivals()
         updates = 0
         for piece in pieces.learning(iteration):
             self.context.check_cancelled("learn")
@@ -70,13 +71,8 @@ class OffPolicyActor(Worker):
         """Wait for the samples of a piece from all replay ranks. Return name -> tensor [updates, samples, ...]."""
         import torch
 
-        channel = self.channel(BATCHES)
         wanted = [(piece, rank) for rank in range(self.config.ranks["replay"])]
-        # Another replay rank may be a piece ahead
-        while not all(key in self._early for key in wanted):
-            number, rank, batch = channel.get(key=str(self.rank))
-            self._early[number, rank] = batch
-        parts = [self._early.pop(key) for key in wanted]
+        parts = self._arrived.take(self.channel(BATCHES), self.rank, wanted)
         found = {}
         for name in parts[0]:
             joined = torch.cat([torch.from_numpy(part[name]) for part in parts], 1)
@@ -105,6 +101,8 @@ class OffPolicyActor(Worker):
         """Put the errors for the replay ranks that draw by them, and the policy for rollout."""
         import torch
 
+        from rlplace.models.off_policy import sent_tensors
+
         if self.config.blocks.replay.prioritised:
             ranks = self.config.ranks["replay"]
             parts = torch.stack(errors).cpu().chunk(ranks, dim=1)
@@ -112,8 +110,8 @@ class OffPolicyActor(Worker):
                 item = (self.rank, part.flatten().numpy())
                 self.channel(PRIORITIES).put(item, key=str(rank))
         if self.rank == 0 and self._pieces.sends_policy(piece):
-            parameters = self._learner.policy.parameters()
-            flat = torch.cat([p.detach().flatten() for p in parameters]).cpu().numpy()
+            tensors = sent_tensors(self._learner.policy)
+            flat = torch.cat([t.detach().flatten() for t in tensors]).cpu().numpy()
             for rank in range(self.config.ranks["rollout"]):
                 self.channel(POLICY).put((piece, flat), key=str(rank))
 

@@ -1,4 +1,4 @@
-"""What learns: SAC, TD3 and DQN. A learner owns its networks and optimizers, and makes one update after the other.
+"""What learns: a learner owns its networks and optimizers, and makes one update after the other.
 
 Letters: N samples, A elements of an action.
 """
@@ -13,21 +13,31 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.distributions import Normal
 
 from rlplace.algo.off_policy import (
+    Drawn,
     critic_loss,
     dqn_targets,
+    expectile_loss,
     sac_policy_loss,
     sac_targets,
     smoothed,
     soft_update,
     squashed_gaussian,
+    td3_bc_policy_loss,
     td3_targets,
     temperature_loss,
+    weighted_likelihood_loss,
 )
 from rlplace.config.blocks.off_policy import OffPolicyBlocks
 from rlplace.envs.contract import Spaces
-from rlplace.models.off_policy import new_critics, new_policy
+from rlplace.models.off_policy import (
+    GaussianAround,
+    new_critics,
+    new_policy,
+    new_state_value,
+)
 
 # Averages the gradients of parameters over the actor ranks, in place
 Average = Callable[[Iterable[nn.Parameter]], None]
@@ -58,6 +68,8 @@ class Learner(abc.ABC):
         # Modules, optimizers and single tensors by the names of a checkpoint
         self.modules: dict[str, nn.Module] = {"policy": self.policy}
         self.optimizers: dict[str, torch.optim.Optimizer] = {}
+        # Target networks, and what each follows
+        self._followers: list[tuple[nn.Module, nn.Module]] = []
         # Sums of metrics since `take_metrics`, on the device
         self._sums: dict[str, Tensor] = {}
         self._counts: dict[str, int] = {}
@@ -97,12 +109,16 @@ class Learner(abc.ABC):
         self._counts[name] = self._counts.get(name, 0) + 1
 
     def _adam(self, name: str, parameters: Iterable[nn.Parameter], lr: float) -> None:
-        self.optimizers[name] = torch.optim.Adam(parameters, lr=lr, fused=True)
+        betas = (self._config.beta1, 0.999)
+        self.optimizers[name] = torch.optim.Adam(
+            parameters, lr=lr, betas=betas, fused=True
+        )
 
     def _copy(self, name: str, module: nn.Module) -> nn.Module:
         """Return a target network: a copy that follows `module`."""
         target = copy.deepcopy(module).requires_grad_(False)
         self.modules[name] = target
+        self._followers.append((target, module))
         return target
 
     def _step(self, name: str, loss: Tensor, module: nn.Module) -> None:
@@ -116,17 +132,68 @@ class Learner(abc.ABC):
             torch.nn.utils.clip_grad_norm_(module.parameters(), most)
         optimizer.step()
 
-    def _follow(self, target: nn.Module, source: nn.Module) -> None:
-        soft_update(target.parameters(), source.parameters(), self._algorithm.tau)
-
     def _normal(self, like: Tensor, random: torch.Generator) -> Tensor:
         """Return standard normal numbers in the shape of `like`, from the same generator on each device."""
         drawn = torch.empty(like.shape).normal_(generator=random)
         return drawn.to(like.device)
 
-    @property
-    def _follows_now(self) -> bool:
-        return self.updates % self._algorithm.target_every == 0
+    def _follow(self) -> None:
+        """Move each target network towards the network that it follows."""
+        for target, source in self._followers:
+            soft_update(target.parameters(), source.parameters(), self._algorithm.tau)
+
+
+class ActorCritic(Learner):
+    """A policy of continuous actions, and critics of them.
+
+    `_delay`: updates of the critics for each one of the policy.
+    """
+
+    _delay = 1
+
+    def __init__(
+        self,
+        spaces: Spaces,
+        blocks: OffPolicyBlocks,
+        seed: int,
+        device: str,
+        average: Average,
+    ) -> None:
+        super().__init__(spaces, blocks, seed, device, average)
+        config = self._config
+        name = blocks.algorithm.name
+        self._critics = new_critics(spaces, name, config, seed).to(device)
+        self.modules["critics"] = self._critics
+        self._adam("policy", self.policy.parameters(), config.lr)
+        self._adam("critics", self._critics.parameters(), config.critic_lr or config.lr)
+
+    def update(self, batch: Mapping[str, Tensor], random: torch.Generator) -> Tensor:
+        values, targets = self._values_and_targets(batch, random)
+        loss, errors = critic_loss(values, targets, batch.get("weights"))
+        self._step("critics", loss, self._critics)
+        self._note("critic_loss", loss)
+        self._note("value", values.mean())
+        self.updates += 1
+        if self.updates % self._delay == 0:
+            self._improve(batch, random)
+        return errors
+
+    @abc.abstractmethod
+    def _values_and_targets(
+        self, batch: Mapping[str, Tensor], random: torch.Generator
+    ) -> tuple[Tensor, Tensor]:
+        """Return the critics' values of the samples [E, N] with gradient, and their targets [N] without."""
+
+    @abc.abstractmethod
+    def _improve(self, batch: Mapping[str, Tensor], random: torch.Generator) -> None:
+        """Make the update of the policy, and of all that follows it."""
+
+    def _judged(self, seen: Tensor, actions: Tensor) -> Tensor:
+        """Return the values of actions, [E, N]. The critics pass gradients on to the actions and get none."""
+        self._critics.requires_grad_(False)
+        values: Tensor = self._critics(seen, actions)
+        self._critics.requires_grad_(True)
+        return values
 
 
 class _Temperature(nn.Module):
@@ -137,119 +204,199 @@ class _Temperature(nn.Module):
         self.log = nn.Parameter(torch.tensor([math.log(temperature)]))
 
 
-class SacLearner(Learner):
+class SacLearner(ActorCritic):
     """SAC with automatic temperature (Haarnoja et al., arXiv:1812.05905)."""
 
     def __init__(self, spaces: Spaces, blocks: OffPolicyBlocks, *rest: Any) -> None:
         super().__init__(spaces, blocks, *rest)
-        seed = rest[0]
-        config = self._config
-        self._critics = new_critics(spaces, config, seed).to(self._device)
-        self.modules["critics"] = self._critics
-        self._targets = self._copy("targets", self._critics)
-        self._adam("policy", self.policy.parameters(), config.lr)
-        self._adam("critics", self._critics.parameters(), config.critic_lr or config.lr)
+        self._add_targets()
         temperature = self._algorithm.temperature
         self._learned: _Temperature | None = None
         self._fixed = 0.0
         if temperature == "auto":
             self._learned = _Temperature(1.0).to(self._device)
             self.modules["temperature"] = self._learned
-            self._adam("temperature", self._learned.parameters(), config.lr)
+            self._adam("temperature", self._learned.parameters(), self._config.lr)
         else:
             self._fixed = temperature
         self._target_entropy = self._algorithm.target_entropy
         if self._target_entropy is None:
             self._target_entropy = -float(math.prod(spaces.actions.shape))  # type: ignore[union-attr]
 
-    def update(self, batch: Mapping[str, Tensor], random: torch.Generator) -> Tensor:
-        seen, taken = batch["observations"], batch["actions"].flatten(1)
-        temperature: Tensor | float = self._fixed
-        if self._learned is not None:
-            temperature = self._learned.log.detach().exp()
-        # Critics
+    def _add_targets(self) -> None:
+        self._targets = self._copy("targets", self._critics)
+
+    @property
+    def _temperature(self) -> Tensor | float:
+        if self._learned is None:
+            return self._fixed
+        return self._learned.log.detach().exp()
+
+    def _drawn(self, observations: Tensor, random: torch.Generator) -> Drawn:
+        means, log_std = self.policy(observations)
+        return squashed_gaussian(means, log_std, self._normal(means, random))
+
+    def _values_and_targets(
+        self, batch: Mapping[str, Tensor], random: torch.Generator
+    ) -> tuple[Tensor, Tensor]:
         with torch.no_grad():
-            means, log_std = self.policy(batch["next_observations"])
-            after = squashed_gaussian(means, log_std, self._normal(means, random))
-            targets = sac_targets(
-                batch["rewards"],
-                batch["discounts"],
-                self._targets(batch["next_observations"], after.actions),
-                after.logprobs,
-                temperature,
-            )
-        values = self._critics(seen, taken)
-        loss, errors = critic_loss(values, targets, batch.get("weights"))
-        self._step("critics", loss, self._critics)
-        # The policy: the critics pass gradients on and get none
-        means, log_std = self.policy(seen)
-        drawn = squashed_gaussian(means, log_std, self._normal(means, random))
-        self._critics.requires_grad_(False)
-        reached = self._critics(seen, drawn.actions)
-        self._critics.requires_grad_(True)
-        policy_loss = sac_policy_loss(reached, drawn.logprobs, temperature)
-        self._step("policy", policy_loss, self.policy)
+            drawn = self._drawn(batch["next_observations"], random)
+            after = self._targets(batch["next_observations"], drawn.actions)
+            targets = self._soft_targets(batch, after, drawn)
+        values = self._critics(batch["observations"], batch["actions"].flatten(1))
+        return values, targets
+
+    def _soft_targets(
+        self, batch: Mapping[str, Tensor], after: Tensor, drawn: Drawn
+    ) -> Tensor:
+        """Return the targets of the critics, [N]. `after`: [E, N], values of the drawn actions in the next states."""
+        return sac_targets(
+            batch["rewards"],
+            batch["discounts"],
+            after,
+            drawn.logprobs,
+            self._temperature,
+        )
+
+    def _improve(self, batch: Mapping[str, Tensor], random: torch.Generator) -> None:
+        seen = batch["observations"]
+        drawn = self._drawn(seen, random)
+        values = self._judged(seen, drawn.actions)
+        loss = sac_policy_loss(values, drawn.logprobs, self._temperature)
+        self._step("policy", loss, self.policy)
+        self._note("policy_loss", loss)
+        self._note("entropy", -drawn.logprobs.mean())
         if self._learned is not None:
             entropy = self._target_entropy
             assert entropy is not None
             change = temperature_loss(self._learned.log, drawn.logprobs, entropy)
             self._step("temperature", change, self._learned)
             self._note("temperature", self._learned.log.detach().exp().sum())
-        self.updates += 1
-        if self._follows_now:
-            self._follow(self._targets, self._critics)
-        self._note("critic_loss", loss)
-        self._note("policy_loss", policy_loss)
-        self._note("entropy", -drawn.logprobs.mean())
-        self._note("value", values.mean())
-        return errors
+        if self.updates % self._algorithm.target_every == 0:
+            self._follow()
 
 
-class Td3Learner(Learner):
+class CrossqLearner(SacLearner):
+    """CrossQ: SAC without target networks, with networks that normalise batches (Bhatt et al., arXiv:1902.05605).
+
+    The critics see samples and next states in one batch, so that both are normalised by the statistics of both.
+    """
+
+    def __init__(self, spaces: Spaces, blocks: OffPolicyBlocks, *rest: Any) -> None:
+        super().__init__(spaces, blocks, *rest)
+        self._delay = self._algorithm.policy_delay
+
+    def _add_targets(self) -> None:
+        """There are none."""
+
+    def _values_and_targets(
+        self, batch: Mapping[str, Tensor], random: torch.Generator
+    ) -> tuple[Tensor, Tensor]:
+        with torch.no_grad():
+            drawn = self._drawn(batch["next_observations"], random)
+        seen = torch.cat([batch["observations"], batch["next_observations"]])
+        actions = torch.cat([batch["actions"].flatten(1), drawn.actions])
+        self._critics.train()
+        values, after = self._critics(seen, actions).chunk(2, dim=1)
+        self._critics.eval()
+        return values, self._soft_targets(batch, after.detach(), drawn)
+
+    def _improve(self, batch: Mapping[str, Tensor], random: torch.Generator) -> None:
+        self.policy.train()
+        super()._improve(batch, random)
+        self.policy.eval()
+
+
+class Td3Learner(ActorCritic):
     """TD3: the least of two critics, a delayed policy, smoothed targets (Fujimoto et al., arXiv:1802.09477)."""
 
     def __init__(self, spaces: Spaces, blocks: OffPolicyBlocks, *rest: Any) -> None:
         super().__init__(spaces, blocks, *rest)
-        seed = rest[0]
-        config = self._config
-        self._critics = new_critics(spaces, config, seed).to(self._device)
-        self.modules["critics"] = self._critics
+        self._delay = self._algorithm.policy_delay
         self._targets = self._copy("targets", self._critics)
         self._target_policy = self._copy("target_policy", self.policy)
-        self._adam("policy", self.policy.parameters(), config.lr)
-        self._adam("critics", self._critics.parameters(), config.critic_lr or config.lr)
 
-    def update(self, batch: Mapping[str, Tensor], random: torch.Generator) -> Tensor:
+    def _values_and_targets(
+        self, batch: Mapping[str, Tensor], random: torch.Generator
+    ) -> tuple[Tensor, Tensor]:
         algorithm = self._algorithm
-        seen, taken = batch["observations"], batch["actions"].flatten(1)
         with torch.no_grad():
-            after = self._target_policy(batch["next_observations"])
-            after = smoothed(
-                after,
-                self._normal(after, random),
+            actions = self._target_policy(batch["next_observations"])
+            actions = smoothed(
+                actions,
+                self._normal(actions, random),
                 std=algorithm.target_noise,
                 clip=algorithm.target_noise_clip,
             )
-            targets = td3_targets(
-                batch["rewards"],
-                batch["discounts"],
-                self._targets(batch["next_observations"], after),
-            )
-        values = self._critics(seen, taken)
-        loss, errors = critic_loss(values, targets, batch.get("weights"))
-        self._step("critics", loss, self._critics)
-        self.updates += 1
-        if self.updates % algorithm.policy_delay == 0:
-            self._critics.requires_grad_(False)
-            policy_loss = -self._critics(seen, self.policy(seen))[0].mean()
-            self._critics.requires_grad_(True)
-            self._step("policy", policy_loss, self.policy)
-            self._note("policy_loss", policy_loss)
-            self._follow(self._targets, self._critics)
-            self._follow(self._target_policy, self.policy)
-        self._note("critic_loss", loss)
-        self._note("value", values.mean())
-        return errors
+            after = self._targets(batch["next_observations"], actions)
+            targets = td3_targets(batch["rewards"], batch["discounts"], after)
+        values = self._critics(batch["observations"], batch["actions"].flatten(1))
+        return values, targets
+
+    def _improve(self, batch: Mapping[str, Tensor], random: torch.Generator) -> None:
+        seen = batch["observations"]
+        loss = self._policy_loss(batch, self.policy(seen))
+        self._step("policy", loss, self.policy)
+        self._note("policy_loss", loss)
+        self._follow()
+
+    def _policy_loss(self, batch: Mapping[str, Tensor], chosen: Tensor) -> Tensor:
+        """Return the loss of the policy. `chosen`: [N, A], its actions for the samples, with gradient."""
+        return -self._judged(batch["observations"], chosen)[0].mean()
+
+
+class Td3BcLearner(Td3Learner):
+    """TD3+BC: TD3 on recorded steps, whose policy stays near their actions (Fujimoto and Gu, arXiv:2106.06860)."""
+
+    def _policy_loss(self, batch: Mapping[str, Tensor], chosen: Tensor) -> Tensor:
+        values = self._judged(batch["observations"], chosen)[0]
+        taken = batch["actions"].flatten(1)
+        weight = self._algorithm.behaviour_weight
+        return td3_bc_policy_loss(values, chosen, taken, weight)
+
+
+class IqlLearner(ActorCritic):
+    """IQL: values of recorded actions alone, and a policy that takes the better of these (arXiv:2110.06169)."""
+
+    def __init__(self, spaces: Spaces, blocks: OffPolicyBlocks, *rest: Any) -> None:
+        super().__init__(spaces, blocks, *rest)
+        self._targets = self._copy("targets", self._critics)
+        config = self._config
+        self._state = new_state_value(spaces, config, rest[0]).to(self._device)
+        self.modules["state_value"] = self._state
+        self._adam(
+            "state_value", self._state.parameters(), config.critic_lr or config.lr
+        )
+
+    def _values_and_targets(
+        self, batch: Mapping[str, Tensor], random: torch.Generator
+    ) -> tuple[Tensor, Tensor]:
+        """Learn the values of states first, as the code of the authors does; then as in `ActorCritic`."""
+        seen, taken = batch["observations"], batch["actions"].flatten(1)
+        with torch.no_grad():
+            least = self._targets(seen, taken).min(0).values
+        loss = expectile_loss(least - self._state(seen), self._algorithm.expectile)
+        self._step("state_value", loss, self._state)
+        self._note("state_value_loss", loss)
+        with torch.no_grad():
+            # For the policy
+            self._advantages = least - self._state(seen)
+            after = self._state(batch["next_observations"])
+            targets = batch["rewards"] + batch["discounts"] * after
+        return self._critics(seen, taken), targets
+
+    def _improve(self, batch: Mapping[str, Tensor], random: torch.Generator) -> None:
+        assert isinstance(self.policy, GaussianAround), "new_policy makes it"
+        means = self.policy(batch["observations"])
+        deviations = self.policy.log_std.clamp(-5.0, 2.0).exp()
+        density = Normal(means, deviations).log_prob(batch["actions"].flatten(1))
+        loss = weighted_likelihood_loss(
+            density.sum(-1), self._advantages, self._algorithm.advantage_weight
+        )
+        self._step("policy", loss, self.policy)
+        self._note("policy_loss", loss)
+        self._note("advantage", self._advantages.mean())
+        self._follow()
 
 
 class DqnLearner(Learner):
@@ -272,8 +419,8 @@ class DqnLearner(Learner):
         loss, errors = critic_loss(values, targets, batch.get("weights"), huber=True)
         self._step("policy", loss, self.policy)
         self.updates += 1
-        if self._follows_now:
-            self._follow(self._target, self.policy)
+        if self.updates % self._algorithm.target_every == 0:
+            self._follow()
         self._note("critic_loss", loss)
         self._note("value", values.mean())
         return errors
@@ -281,6 +428,9 @@ class DqnLearner(Learner):
 
 LEARNERS: Mapping[str, type[Learner]] = {
     "sac": SacLearner,
+    "crossq": CrossqLearner,
     "td3": Td3Learner,
+    "td3_bc": Td3BcLearner,
+    "iql": IqlLearner,
     "dqn": DqnLearner,
 }

@@ -26,13 +26,14 @@ class Pieces:
     """The pieces of an iteration.
 
     `count`: number of pieces. `steps`: steps of a piece, of all environments together. `updates`: updates of a piece.
-    `learning_starts`: steps before the first update.
+    `learning_starts`: steps before the first update. `acts`: whether environments are stepped.
     """
 
     count: int
     steps: int
     updates: int
     learning_starts: int
+    acts: bool = True
 
     @classmethod
     def of(cls, algorithm: OffPolicyAlgorithmConfig) -> Pieces:
@@ -41,7 +42,8 @@ class Pieces:
             count=algorithm.steps_per_iteration // steps,
             steps=steps,
             updates=algorithm.sync_every,
-            learning_starts=algorithm.learning_starts,
+            learning_starts=0 if algorithm.offline else algorithm.learning_starts,
+            acts=not algorithm.offline,
         )
 
     def number(self, iteration: int, piece: int) -> int:
@@ -77,7 +79,7 @@ class Pieces:
 
     def sends_policy(self, piece: int) -> bool:
         """Return whether a later piece of the iteration acts by the policy after the updates of this piece."""
-        return piece + BEHIND < self.count
+        return self.acts and piece + BEHIND < self.count
 
 
 def rows_of(rank: int, ranks: int, total: int) -> range:

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import functools
-import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from rlplace.codes import config_error
 from rlplace.metrics import Metric, Metrics
 from rlplace.workers.off_policy.arguments import (
     BATCHES,
     PRIORITIES,
     TRANSITIONS,
+    Arrivals,
     OffPolicyArguments,
 )
 from rlplace.workers.off_policy.pieces import shared_rows
@@ -25,7 +24,6 @@ if TYPE_CHECKING:
     from rlplace.algo.replay import ReplayMemory, Steps
 
 _DRAWS = 2  # number of this module's random numbers among those of a run
-_HEAD = "head"
 
 
 class OffPolicyReplay(Worker):
@@ -64,7 +62,7 @@ class OffPolicyReplay(Worker):
             action_dtype=np.int64 if discrete else np.float32,
         )
         self._memory = new_memory(
-            slots=blocks.replay.capacity // blocks.env.total_num_envs,
+            slots=blocks.kept_steps // blocks.env.total_num_envs,
             rows=len(self._rows),
             exponent=blocks.replay.priority_exponent if prioritised else None,
             correction=blocks.replay.priority_correction,
@@ -72,7 +70,7 @@ class OffPolicyReplay(Worker):
         # This rank's share of the demonstrations: a memory that never changes
         self._shown: ReplayMemory | None = None
         if blocks.replay.demonstrations is not None:
-            from rlplace.workers.off_policy.demonstrations import read_demonstrations
+            from rlplace.envs.recorded import read_demonstrations
 
             steps = read_demonstrations(blocks.replay.demonstrations, spaces)
             count = len(steps.rewards)
@@ -93,13 +91,14 @@ class OffPolicyReplay(Worker):
         with self.timer("save"):
             self._behind.wait()
         pieces = self._pieces
-        self._early: dict[tuple[int, int], Any] = {}
+        self._arrived = Arrivals()
         drawn: list[NDArray[Any]] = []
         for piece in range(pieces.count):
             self.context.check_cancelled("serve")
-            with self.timer("wait"):
-                steps = self._taken(piece)
-            self._memory.add(steps)
+            if pieces.acts:
+                with self.timer("wait"):
+                    steps = self._taken(piece)
+                self._memory.add(steps)
             if pieces.updates_after(iteration, piece):
                 if drawn:
                     self._change_priorities(drawn)
@@ -107,35 +106,20 @@ class OffPolicyReplay(Worker):
                     drawn = self._draw(iteration, piece)
         if drawn:
             self._change_priorities(drawn)
+        found = {"steps": Metric(len(self._memory), "sum")}
         size = self._memory.nbytes
         if self._shown is not None:
             size += self._shown.nbytes
-        return {
-            "steps": Metric(len(self._memory), "sum"),
-            "bytes": Metric(size, "sum"),
-        }
+            found["demonstrations"] = Metric(len(self._shown), "sum")
+        return found | {"bytes": Metric(size, "sum")}
 
     def _taken(self, piece: int) -> Steps:
         """Wait for the steps of a piece from all rollout ranks, and return those of all rows of this rank."""
-        import numpy as np
+        from rlplace.algo.replay import Steps, joined
 
-        from rlplace.algo.replay import Steps
-
-        channel = self.channel(TRANSITIONS)
         wanted = [(piece, rows.start) for rows in self._sources]
-        # Another rank may be a piece ahead
-        while not all(key in self._early for key in wanted):
-            number, first, arrays, begins = channel.get(key=str(self.rank))
-            self._early[number, first] = (arrays, begins)
-        parts = [self._early.pop(key) for key in wanted]
-        if len(parts) == 1:
-            arrays, begins = parts[0]
-            return Steps(**arrays, begins=begins)
-        joined = {
-            name: np.concatenate([arrays[name] for arrays, _ in parts], axis=1)
-            for name in parts[0][0]
-        }
-        return Steps(**joined, begins=np.concatenate([begins for _, begins in parts]))
+        parts = self._arrived.take(self.channel(TRANSITIONS), self.rank, wanted)
+        return joined([Steps(**arrays, begins=begins) for arrays, begins in parts])
 
     def _draw(self, iteration: int, piece: int) -> list[NDArray[Any]]:
         """Put the samples of all updates of a piece. Return the numbers of the steps for each actor rank, if needed."""
@@ -153,7 +137,7 @@ class OffPolicyReplay(Worker):
             own = each
             parts = []
             if self._shown is not None:
-                shown = int(given.blocks.replay.demonstrated(each))
+                shown = int(given.blocks.demonstrated(each))
                 own -= shown
                 batch = _sampled(self._shown, updates, shown, random, *drawn)
                 parts.append(batch)
@@ -166,7 +150,8 @@ class OffPolicyReplay(Worker):
                 name: np.concatenate([part[name] for part in parts], axis=1)
                 for name in parts[0]
             }
-            self.channel(BATCHES).put((piece, self.rank, split), key=str(actor))
+            item = ((piece, self.rank), split)
+            self.channel(BATCHES).put(item, key=str(actor))
         return numbers
 
     def _change_priorities(self, numbers: list[NDArray[Any]]) -> None:
@@ -181,33 +166,18 @@ class OffPolicyReplay(Worker):
 
     # ── checkpoints ──────────────────────────────────────────────────────────────────────────────────────────────────
 
-    def _file(self, part: object) -> str:
-        return f"memory_{self.rank:05}_{part}.npz"
+    @property
+    def _name(self) -> str:
+        return f"memory_{self.rank:05}"
 
     def write_state(self, folder: str) -> Metrics:
-        """Write the memory into `folder` in the background, a file for each segment of it.
-
-        A segment without new steps becomes a second name of its file in the checkpoint before.
-        """
+        """Write the memory into `folder` in the background, a file for each segment of it."""
         into = Path(folder)
         before = self._saved
-        memory = self._memory
-
-        def write() -> list[str]:
-            names = []
-            for segment in memory.segments():
-                name = self._file(segment.start)
-                names.append(name)
-                same = before and not memory.changed_since(segment, before[1])
-                if not (before and same and _linked(before[0] / name, into / name)):
-                    memory.write_segment(segment, into / name)
-            memory.write_head(into / self._file(_HEAD))
-            return [*names, self._file(_HEAD)]
-
-        self._behind.start(into, write)
+        self._behind.start(into, lambda: self._memory.write(into, self._name, before))
         # A checkpoint loses the ending of its folder once it is whole
         whole = into.parent.with_name(into.parent.name.removesuffix(".part"))
-        self._saved = (whole / into.name, memory.written)
+        self._saved = (whole / into.name, self._memory.written)
         return {}
 
     def read_state(self, folder: str) -> Metrics:
@@ -215,31 +185,21 @@ class OffPolicyReplay(Worker):
 
         Raise ConfigError if another number of ranks wrote it, or if files are damaged.
         """
+        from rlplace.algo.replay import HEAD
+        from rlplace.workers.own_state import other_ranks
         from rlplace.workers.saving import unreadable_state
 
         self._behind.wait()
         where = Path(folder)
-        heads = sorted(where.glob(f"memory_*_{_HEAD}.npz"))
-        if len(heads) != self.world_size:
-            raise config_error(
-                "other-ranks",
-                "resume",
-                f"{self.world_size} ranks",
-                component=self.component,
-                saved=len(heads),
-                world_size=self.world_size,
-                kind=type(self).__name__,
-            )
-        segments = {}
-        for file in where.glob(f"memory_{self.rank:05}_*.npz"):
-            part = file.stem.rpartition("_")[2]
-            if part != _HEAD:
-                segments[int(part)] = file
-        head = where / self._file(_HEAD)
+        saved = len(list(where.glob(f"memory_*_{HEAD}.npz")))
+        if saved != self.world_size:
+            raise other_ranks(self, saved)
         try:
-            self._memory.read(head, segments)
+            self._memory.read(where, self._name)
         except (OSError, ValueError, KeyError, EOFError) as error:
-            raise unreadable_state(self.component, head, error) from error
+            raise unreadable_state(
+                self.component, where / f"{self._name}_{HEAD}.npz", error
+            ) from error
         self._saved = (where, self._memory.written)
         return {}
 
@@ -258,12 +218,3 @@ def _sampled(
         name: array.reshape(updates, each, *array.shape[1:])
         for name, array in batch.items()
     }
-
-
-def _linked(file: Path, name: Path) -> bool:
-    """Give a file a second name; return whether that was possible."""
-    try:
-        os.link(file, name)
-    except OSError:
-        return False
-    return True

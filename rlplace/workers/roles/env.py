@@ -18,6 +18,7 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
+from rlplace.algo.replay import Steps
 from rlplace.codes import problem
 from rlplace.envs.action_bounds import action_remark
 from rlplace.envs.contract import (
@@ -160,6 +161,25 @@ class Recording:
         """Return a bool array [steps, rows]: true for each step that was left out because of a non-finite number."""
         return np.isnan(self._arrays["rewards"])
 
+    def transitions(self, begins: NDArray[np.bool_]) -> Steps:
+        """Return the steps with the observation after each, for a replay memory.
+
+        A truncated episode has its own last observation there; that of a terminated one is never looked at. `begins`:
+        as in `Steps`.
+        """
+        arrays = self._arrays
+        after = self.observations[1:].copy()
+        after[arrays["truncated"]] = np.concatenate(self._finals)
+        return Steps(
+            observations=self.observations[:-1],
+            actions=arrays["actions"],
+            rewards=arrays["rewards"],
+            terminated=arrays["terminated"],
+            truncated=arrays["truncated"],
+            next_observations=after,
+            begins=begins,
+        )
+
     def trajectory(self, *, first_row: int, env_rank: int) -> Trajectory:
         return Trajectory(
             first_row=first_row,
@@ -173,13 +193,27 @@ class Recording:
         )
 
 
+def episode_metrics(
+    returns: Sequence[float], lengths: Sequence[int]
+) -> dict[str, Metric]:
+    """Return the metrics of the episodes that ended: their number, and the means of their returns and lengths."""
+    episodes = len(returns)
+    each = max(1, episodes)
+    return {
+        "env/return": Metric(sum(returns) / each, "mean", episodes),
+        "env/episode_length": Metric(sum(lengths) / each, "mean", episodes),
+        "env/episodes": Metric(episodes, "sum"),
+    }
+
+
 @dataclasses.dataclass(slots=True, kw_only=True)
 class StageGroup:
     """Neighbouring rows of one env rank whose simulators step together, and the state of their episodes in progress.
 
     `index`: number of the stage group on its rank. `first_row`: first row, counted over the whole job. `columns`: the
     rows within the rank's arrays. `observations`: for the next step, kept across iterations. `lengths`: steps so far of
-    each episode.
+    each episode. `owner`, `name`: the rank and the simulator, in errors. `error`: name of the error text about numbers
+    that are not finite; "": that of a job that can skip such steps.
     """
 
     index: int
@@ -192,15 +226,20 @@ class StageGroup:
     # [rows], steps so far of the episodes in progress
     lengths: NDArray[np.int64] = dataclasses.field(init=False)
     rows: int
+    owner: str
+    name: str
+    error: str = ""
 
     def begin(self, seed: int, iteration: int = 0) -> None:
-        """Start a new episode in every row.
+        """Start a new episode in every row. Raises SimulatorError if a number is not finite.
 
         `seed`: the run's seed. The seed of each row's episode is derived from `seed`, `iteration` and the row's global
         number.
         """
         seeds = row_seeds(seed, self.first_row, self.rows, iteration)
-        self.observations = self.remembering(self.simulator.reset(seeds))
+        shown = self.simulator.reset(seeds)
+        self.require_finite(range(self.rows), shown, "the first observation")
+        self.observations = self.remembering(shown)
         self.lengths = np.zeros(self.rows, np.int64)
 
     def remembering(
@@ -285,6 +324,83 @@ class StageGroup:
             self.observations[row] = observation
         return saved.lengths[again]
 
+    def remarks(self, images: ImageRange) -> list[str]:
+        """Return what is to be said about the simulator, after a look at its present images."""
+        found: list[str] = []
+        if isinstance(self.simulator, Remarking):
+            found += self.simulator.remarks
+        images.look(self.observations)
+        if images.remark is not None:
+            found.append(images.remark)
+        return found
+
+    # ── numbers that are not finite ──────────────────────────────────────────────────────────────────────────────────
+
+    def finite_rows(self, observations: Array) -> NDArray[np.bool_]:
+        """Return a bool array [rows]: true for each row of the simulator's observations [rows, ...] whose numbers are
+        all finite.
+        """
+        numbers = self.spaces.shown.numbers_in(observations)
+        return np.asarray(np.isfinite(numbers).all(axis=tuple(range(1, numbers.ndim))))
+
+    def is_finite(self, result: StepResult) -> bool:
+        """Return whether all rewards and observations of a step are finite."""
+        shown = (result.observations, result.final_observations)
+        return bool(
+            np.isfinite(result.rewards).all()
+            and all(self.finite_rows(each).all() for each in shown)
+        )
+
+    def not_finite(self, result: StepResult) -> dict[int, str]:
+        """Return row -> reward and observation, as text, of each row with a number that is not finite.
+
+        `result`: result of one step of the simulator.
+        """
+        cut = np.flatnonzero(result.truncated)
+        wrong = ~(np.isfinite(result.rewards) & self.finite_rows(result.observations))
+        wrong[cut] |= ~self.finite_rows(result.final_observations)
+        found = {}
+        for row in np.flatnonzero(wrong).tolist():
+            shown = result.observations[row]
+            if row in cut:
+                shown = result.final_observations[cut == row][0]
+            numbers = self.spaces.shown.numbers_in(shown[None])[0]
+            text = np.array2string(numbers, threshold=8)
+            found[row] = f"reward {result.rewards[row]}, observation {text}"
+        return found
+
+    def require_finite(
+        self, rows: Iterable[int], observations: Array, what: str
+    ) -> None:
+        """Raise SimulatorError if a number of an observation is not finite.
+
+        `rows`: those of `observations`, the simulator's own. `what`: name of these observations.
+        """
+        shown = self.spaces.shown.numbers_in(observations)
+        for row, numbers in zip(rows, shown, strict=True):
+            if not np.isfinite(numbers).all():
+                raise self.not_finite_error(
+                    row, what, np.array2string(numbers, threshold=8)
+                )
+
+    def not_finite_error(self, row: int, what: str, got: str) -> SimulatorError:
+        """Return the error for a non-finite number of the simulator.
+
+        `row`: row of this group. `what`: description of the number, such as "the first observation". `got`: the numbers
+        as text.
+        """
+        return SimulatorError(
+            problem(
+                "simulator-not-finite",
+                self.owner,
+                got,
+                error=self.error,
+                number=what,
+                simulator=self.name,
+                row=self.first_row + row,
+            )
+        )
+
 
 class VectorEnvWorker(EnvWorker):
     """One env rank of a simulator job. Owns the simulators of its rows: global rows from `rank * rows_per_rank` on.
@@ -363,14 +479,10 @@ class VectorEnvWorker(EnvWorker):
                 simulator=simulator,
                 spaces=self.config.spaces,
                 rows=rows,
+                owner=context.owner,
+                name=env.id or env.kind,
             )
             group.begin(config.runner.seed)
-            self._require_finite(
-                group,
-                range(rows),
-                self._shown(group.observations),
-                "the first observation",
-            )
             self._groups.append(group)
             self._images.look(group.observations)
 
@@ -393,26 +505,19 @@ class VectorEnvWorker(EnvWorker):
         with self._oracle.opened():
             self._step(iteration, steps, recording, watch)
         # A row with only non-finite steps would produce no samples in any later iteration either.
-        for row in np.flatnonzero(recording.poisoned().all(axis=0)):
-            first = self.context.rank * self._rows
-            raise self._not_finite(
-                first + row,
+        each = self._groups[0].rows
+        for row in np.flatnonzero(recording.poisoned().all(axis=0)).tolist():
+            raise self._groups[row // each].not_finite_error(
+                row % each,
                 f"every step of iteration {iteration + 1}",
                 "all of its steps were skipped",
             )
         self._send(recording)
         watch.lap("put", steps * self._rows)
         self._used.add(recording.actions)
-        returns = recording.episode_returns
-        lengths = recording.episode_lengths
-        episodes = len(returns)
         poisoned = int(recording.poisoned().sum())
         return {
-            "env/return": Metric(sum(returns) / max(1, episodes), "mean", episodes),
-            "env/episode_length": Metric(
-                sum(lengths) / max(1, episodes), "mean", episodes
-            ),
-            "env/episodes": Metric(episodes, "sum"),
+            **episode_metrics(recording.episode_returns, recording.episode_lengths),
             "env/steps": Metric(
                 steps * self._rows * self.config.spaces.chunk,
                 "sum",
@@ -447,7 +552,7 @@ class VectorEnvWorker(EnvWorker):
                 # A copy, since a simulator may change its actions in place, and the policy learns from these
                 taken = recording.actions[step, group.columns].copy()
                 result = group.simulator.step(taken)
-                if not self._finite(result):
+                if not group.is_finite(result):
                     result = self._without_poison(
                         group, result, f"step {step} of iteration {iteration + 1}"
                     )
@@ -546,23 +651,9 @@ class VectorEnvWorker(EnvWorker):
         `result`: result of one step of the group's simulator. `what`: description of the step for errors. Raises
         SimulatorError unless the config says that non-finite steps are skipped.
         """
-        cut = np.flatnonzero(result.truncated)
-        poisoned = ~(
-            np.isfinite(result.rewards) & self._finite_rows(result.observations)
-        )
-        poisoned[cut] |= ~self._finite_rows(result.final_observations)
-        rows = np.flatnonzero(poisoned)
-        for row in rows.tolist():
-            shown = (
-                result.final_observations[cut == row][0]
-                if row in cut
-                else result.observations[row]
-            )
-            numbers = np.array2string(
-                self.config.spaces.shown.numbers_in(shown[None])[0], threshold=8
-            )
-            got = f"reward {result.rewards[row]}, observation {numbers}"
-            error = self._not_finite(group.first_row + row, what, got)
+        numbers = group.not_finite(result)
+        for row, got in numbers.items():
+            error = group.not_finite_error(row, what, got)
             if not self.config.config.skips_poison:
                 raise error
             self.context.log.warning("skipped: %s: %s", error.problem.what, got)
@@ -570,14 +661,17 @@ class VectorEnvWorker(EnvWorker):
                 self._poison.append(
                     f"{self.context.owner}: {error.problem.what}: {got}"
                 )
-        going_on = ~(result.terminated | result.truncated) | ~self._finite_rows(
+        rows = list(numbers)
+        poisoned = np.zeros(group.rows, np.bool_)
+        poisoned[rows] = True
+        cut = np.flatnonzero(result.truncated)
+        going_on = ~(result.terminated | result.truncated) | ~group.finite_rows(
             result.observations
         )
         again = np.flatnonzero(poisoned & going_on)
         if len(again):
             result.observations[again] = group.simulator.restart(again.tolist())
-            self._require_finite(
-                group,
+            group.require_finite(
                 again,
                 result.observations[again],
                 f"the first observation after {what}",
@@ -597,69 +691,13 @@ class VectorEnvWorker(EnvWorker):
             episode_lengths=[length for _, length in ended],
         )
 
-    def _require_finite(
-        self, group: StageGroup, rows: Iterable[int], observations: Array, what: str
-    ) -> None:
-        for row, numbers in zip(
-            rows, self.config.spaces.shown.numbers_in(observations), strict=True
-        ):
-            if not np.isfinite(numbers).all():
-                raise self._not_finite(
-                    group.first_row + row, what, np.array2string(numbers, threshold=8)
-                )
-
-    def _finite(self, result: StepResult) -> bool:
-        shown = (result.observations, result.final_observations)
-        return bool(
-            np.isfinite(result.rewards).all()
-            and all(self._finite_rows(each).all() for each in shown)
-        )
-
-    def _finite_rows(self, observations: Array) -> NDArray[np.bool_]:
-        """Return a bool array [rows]: true for each row of `observations` [rows, ...] whose numbers are all finite."""
-        numbers = self.config.spaces.shown.numbers_in(observations)
-        return np.asarray(np.isfinite(numbers).all(axis=tuple(range(1, numbers.ndim))))
-
-    def _shown(self, observations: Array) -> Array:
-        """Return the simulator's own observations [rows, ...]: `observations` without the policy's memory in front of
-        them.
-        """
-        spaces = self.config.spaces
-        shown = spaces.shown
-        whole = observations.reshape(len(observations), -1)
-        return whole[:, whole.shape[1] - prod(shown.observation_shape) :].reshape(
-            -1, *shown.observation_shape
-        )
-
-    def _not_finite(self, row: int, what: str, got: str) -> SimulatorError:
-        """Return the error for a non-finite number of the simulator.
-
-        `row`: global row. `what`: description of the number, such as "the first observation". `got`: the numbers as
-        text.
-        """
-        env = self.config.config.env
-        return SimulatorError(
-            problem(
-                "simulator-not-finite",
-                self.context.owner,
-                got,
-                number=what,
-                simulator=env.id or env.kind,
-                row=row,
-            )
-        )
-
     def _remarks(self) -> tuple[str, ...]:
         """Return what is to be said about the environments and their spaces, which the run shows once."""
         found: list[str] = []
         if self._action_remark is not None:
             found.append(self._action_remark)
         for group in self._groups:
-            self._images.look(group.observations)
-            if isinstance(group.simulator, Remarking):
-                found += group.simulator.remarks
-        if self._images.remark is not None:
-            found.append(self._images.remark)
+            found += group.remarks(self._images)
         found += self._discount_remarks()
         return tuple(dict.fromkeys(found))
 

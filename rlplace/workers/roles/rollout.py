@@ -16,7 +16,6 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-import statistics
 import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -26,8 +25,8 @@ from numpy.typing import NDArray
 
 from rlplace.codes import problem
 from rlplace.envs.contract import ContinuousActions
-from rlplace.errors import ChannelEmpty, DivergedError, SimulatorError
-from rlplace.metrics import ENDLESS_EPISODES, PLAYED_EPISODES, Metric, Metrics
+from rlplace.errors import ChannelEmpty, DivergedError
+from rlplace.metrics import Metric, Metrics
 from rlplace.models.tokenizer import Tokenizer
 from rlplace.placement.channels import asked_at_once
 from rlplace.placement.schedule import Residency
@@ -55,8 +54,6 @@ if TYPE_CHECKING:
 
 # steps of noise kept, since env ranks drift apart by a few steps; older steps are drawn again
 _KEPT_STEPS = 8
-# most steps of an episode of an evaluation
-_LONGEST_EPISODE = 30_000
 # Label of the simulators of an evaluation in the device's account
 _PLAYED = "simulators of an evaluation"
 
@@ -197,9 +194,9 @@ class VectorRolloutWorker(RolloutWorker):
         Rank 0 runs all episodes, so the metrics do not depend on the placement. It creates separate simulators for
         this, so the state of training does not change.
         """
-        from rlplace.envs.play import play
         from rlplace.models.policy import Policy
         from rlplace.models.policy_networks import build_policy
+        from rlplace.workers.roles.played import played_metrics
 
         config = self.config.config
         spaces = self.config.spaces
@@ -217,37 +214,11 @@ class VectorRolloutWorker(RolloutWorker):
             return policy.choose(observations, begins=begins)
 
         device = self.context.device
-        remarks: list[str] = []
         try:
             device.acquire(config.evaluation_memory(self.config.ranks["env"]), _PLAYED)
-            episodes = play(
-                config.env,
-                spaces,
-                act,
-                episodes=config.runner.eval_episodes,
-                seed=config.env.eval_seed,
-                longest=_LONGEST_EPISODE,
-                remarks=remarks,
-            )
-        except SimulatorError as error:
-            if error.code != "endless-episode":
-                raise
-            note = (
-                f"no evaluation: an episode has not ended after {_LONGEST_EPISODE:,} "
-                "steps; env.max_episode_steps limits it"
-            )
-            return {ENDLESS_EPISODES: Metric(1.0, "max", notes=(note,))}
+            return played_metrics(config.env, spaces, act, config.runner.eval_episodes)
         finally:
             device.release(_PLAYED)
-        number = len(episodes)
-        returns = [episode.total for episode in episodes]
-        lengths = [episode.length for episode in episodes]
-        return {
-            "eval/return": Metric(sum(returns) / number),
-            "eval/return_std": Metric(statistics.pstdev(returns)),
-            "eval/episode_length": Metric(sum(lengths) / number),
-            PLAYED_EPISODES: Metric(number, "sum", notes=tuple(remarks)),
-        }
 
     def _answer_all(self, iteration: int, watch: Stopwatch) -> int:
         """Answer all observations from this rank's channel in `iteration`, and return the number of batches.

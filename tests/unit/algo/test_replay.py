@@ -163,14 +163,12 @@ def test_a_saved_memory_draws_the_same_samples(
         kept.add(steps(8, 2, first=first))
     if exponent is not None:
         kept.change_priorities(np.arange(5), np.arange(5.0))
-    files = {}
-    for segment in kept.segments():
-        files[segment.start] = tmp_path / f"{segment.start}.npz"
-        kept.write_segment(segment, files[segment.start])
-    kept.write_head(tmp_path / "head.npz")
-    assert len(files) == 3
+    names = kept.write(tmp_path, "memory")
+    assert sorted(names) == sorted(file.name for file in tmp_path.iterdir())
+    # Three segments, and all else
+    assert len(names) == 4
     other = memory(slots=10, exponent=exponent)
-    other.read(tmp_path / "head.npz", files)
+    other.read(tmp_path, "memory")
     for each in (kept, other):
         each.add(steps(1, 2, first=16))
     drawn = [

@@ -1,13 +1,14 @@
-"""Learners of SAC, TD3 and DQN find the best action of a task of one step; they save and load all that they need."""
+"""Learners of SAC, CrossQ, TD3 and DQN find the best action of a task of one step; they save and load all they need."""
 
 from __future__ import annotations
 
 import copy
+import math
 from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from rlplace.config.blocks.machines import ClusterConfig
 from rlplace.config.blocks.off_policy import (
@@ -17,7 +18,12 @@ from rlplace.config.blocks.off_policy import (
 )
 from rlplace.config.blocks.simulator import SimulatorEnvConfig
 from rlplace.envs.contract import ContinuousActions, DiscreteActions, Spaces
-from rlplace.models.off_policy import Acting
+from rlplace.models.off_policy import Acting, ActingProgram
+from rlplace.placement.memory.off_policy import (
+    NetworkSize,
+    critics_size,
+    policy_size,
+)
 from rlplace.workers.off_policy.learners import LEARNERS, Learner
 
 BEST = 0.3  # continuous: the reward falls with the square of the distance from it
@@ -33,7 +39,11 @@ def learner(name: Any, **more: Any) -> tuple[Learner, Spaces]:
         cluster=ClusterConfig(component_placement={}),
         env=SimulatorEnvConfig(id="of-one-step"),
         algorithm=OffPolicyAlgorithmConfig(
-            name=name, steps_per_iteration=8, temperature=0.01, tau=0.05
+            name=name,
+            steps_per_iteration=8,
+            temperature=0.01,
+            tau=0.05,
+            advantage_weight=10.0,
         ),
         actor=OffPolicyActorConfig(hidden=(32,), lr=5e-3, critic_lr=2e-2, **more),
     )
@@ -58,7 +68,7 @@ def batch(name: str, random: torch.Generator) -> dict[str, Tensor]:
     }
 
 
-@pytest.mark.parametrize("name", ["sac", "td3", "dqn"])
+@pytest.mark.parametrize("name", ["sac", "crossq", "td3", "td3_bc", "iql", "dqn"])
 def test_a_learner_finds_the_best_action(name: str) -> None:
     made, spaces = learner(name, layer_norm=name == "td3")
     random = torch.Generator().manual_seed(1)
@@ -76,7 +86,7 @@ def test_a_learner_finds_the_best_action(name: str) -> None:
     assert made.take_metrics() == {}
 
 
-@pytest.mark.parametrize("name", ["sac", "td3", "dqn"])
+@pytest.mark.parametrize("name", ["sac", "crossq", "td3", "td3_bc", "iql", "dqn"])
 def test_a_loaded_learner_goes_on_with_the_same_numbers(name: str) -> None:
     made, _ = learner(name)
     other, _ = learner(name)
@@ -107,5 +117,111 @@ def test_drawn_actions_stay_within_the_bounds_of_the_space() -> None:
     acting_by_value = Acting(values.policy, counted)
     seen = torch.rand(4, 2).numpy()
     assert (acting_by_value.act(seen) == acting_by_value.choose(seen) - 1).all()
+    # And so does the program that is exported
+    program = ActingProgram(values.policy, counted)
+    assert (program(torch.from_numpy(seen)).numpy() == acting_by_value.act(seen)).all()
     # One observation gives one action
     assert acting.act(torch.zeros(2).numpy()).shape == (1,)
+
+
+def of_several_steps(number: int) -> dict[str, Tensor]:
+    random = torch.Generator().manual_seed(number)
+    found = batch("sac", random)
+    found["discounts"] = 0.9 * (torch.rand(64, generator=random) > 0.3)
+    found["next_observations"] = torch.rand(64, 2, generator=random)
+    return found
+
+
+def log_density(actions: Tensor, means: Tensor, log_std: Tensor) -> Tensor:
+    """Return the log-density of a normal distribution of one element, [N]."""
+    gaps = (actions - means)[:, 0] / log_std.exp()
+    return -0.5 * gaps.square() - log_std - 0.5 * math.log(2 * math.pi)
+
+
+def test_updates_of_iql_are_those_of_its_paper() -> None:
+    """With the order of its authors: values of states, then the policy, then values of actions."""
+    made, _ = learner("iql")
+    policy, critics, targets, state = (
+        copy.deepcopy(made.modules[name])
+        for name in ("policy", "critics", "targets", "state_value")
+    )
+    of_policy = torch.optim.Adam(policy.parameters(), lr=5e-3)
+    of_critics = torch.optim.Adam(critics.parameters(), lr=2e-2)
+    of_state = torch.optim.Adam(state.parameters(), lr=2e-2)
+    for number in range(3):
+        of = of_several_steps(number)
+        made.update(of, torch.Generator())
+        seen, taken = of["observations"], of["actions"]
+        least = targets(seen, taken).min(0).values.detach()
+        # Equation 5
+        gaps = least - state(seen)
+        loss = torch.zeros(())
+        for gap in gaps:
+            loss = loss + abs(0.7 - float(gap < 0)) * gap**2 / len(gaps)
+        of_state.zero_grad()
+        loss.backward()
+        of_state.step()
+        # Equation 7
+        counts = (10.0 * (least - state(seen).detach())).exp().clamp(max=100.0)
+        density = log_density(taken, policy(seen), policy.log_std[0])
+        of_policy.zero_grad()
+        (-(counts * density).mean()).backward()
+        of_policy.step()
+        # Equation 6
+        after = state(of["next_observations"]).detach()
+        goals = of["rewards"] + of["discounts"] * after
+        of_critics.zero_grad()
+        (0.5 * (critics(seen, taken) - goals).square()).mean(-1).sum().backward()
+        of_critics.step()
+        with torch.no_grad():
+            for target, source in zip(
+                targets.parameters(), critics.parameters(), strict=True
+            ):
+                target.copy_(0.95 * target + 0.05 * source)
+    ours = ("policy", "critics", "targets", "state_value")
+    theirs = (policy, critics, targets, state)
+    for name, module in zip(ours, theirs, strict=True):
+        for mine, expected in zip(
+            made.modules[name].parameters(), module.parameters(), strict=True
+        ):
+            torch.testing.assert_close(mine, expected, atol=1e-5, rtol=1e-4)
+
+
+def test_the_policy_of_td3_bc_weighs_values_by_their_size() -> None:
+    """Equation 5 of arXiv:2106.06860, whose weight divides by the mean size of the values."""
+    made, _ = learner("td3_bc")
+    policy = copy.deepcopy(made.policy)
+    of_policy = torch.optim.Adam(policy.parameters(), lr=5e-3)
+    made.update(of_several_steps(0), torch.Generator().manual_seed(0))
+    of = of_several_steps(1)
+    made.update(of, torch.Generator().manual_seed(1))
+    # The policy is updated after the second update of the critics
+    chosen = policy(of["observations"])
+    values = made.modules["critics"](of["observations"], chosen)[0]
+    weight = 2.5 / values.abs().mean().item()
+    loss = (chosen - of["actions"]).square().mean() - weight * values.mean()
+    of_policy.zero_grad()
+    loss.backward()
+    of_policy.step()
+    for mine, expected in zip(
+        made.policy.parameters(), policy.parameters(), strict=True
+    ):
+        torch.testing.assert_close(mine, expected, atol=1e-6, rtol=1e-5)
+
+
+def size(module: nn.Module) -> NetworkSize:
+    parameters = list(module.parameters())
+    return NetworkSize(
+        numbers=sum(parameter.numel() for parameter in parameters),
+        tensors=len(parameters),
+        buffers=sum(buffer.numel() for buffer in module.buffers()),
+    )
+
+
+@pytest.mark.parametrize("name", ["sac", "crossq", "td3", "td3_bc", "iql", "dqn"])
+def test_the_planner_knows_the_sizes_of_the_networks(name: str) -> None:
+    made, _ = learner(name)
+    outputs = 3 if name == "dqn" else 1
+    assert policy_size(name, 2, (32,), outputs) == size(made.policy)
+    if name != "dqn":
+        assert critics_size(name, 3, (32,), 2) == size(made.modules["critics"])

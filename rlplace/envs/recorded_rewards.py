@@ -21,9 +21,9 @@ from numpy.typing import NDArray
 from rlplace.algo.replay import Steps
 from rlplace.codes import problem
 from rlplace.envs.contract import ContinuousActions, Simulator, Spaces
+from rlplace.envs.recorded import KEY
 from rlplace.envs.registry import own_global_numbers, row_seeds
 from rlplace.errors import Problem, SimulatorError
-from rlplace.workers.off_policy.demonstrations import KEY
 
 # Steps of the environment, and most steps of the file that are compared with each
 _STEPS = 200

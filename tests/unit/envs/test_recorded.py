@@ -13,15 +13,17 @@ import gymnasium
 import numpy as np
 import pytest
 
+from rlplace.algo.replay import Steps
 from rlplace.config.blocks.simulator import SimulatorEnvConfig
 from rlplace.envs.contract import ContinuousActions, DiscreteActions, Spaces
-from rlplace.envs.registry import describe, make_simulator
-from rlplace.errors import ConfigError
-from rlplace.workers.off_policy.demonstrations import (
+from rlplace.envs.recorded import (
     read_demonstrations,
     require_sequence,
+    steps_in,
 )
-from rlplace.workers.off_policy.shown_rewards import other_rewards
+from rlplace.envs.recorded_rewards import other_rewards
+from rlplace.envs.registry import describe, make_simulator
+from rlplace.errors import ConfigError
 
 SPACES = Spaces(
     observation_shape=(3,),
@@ -193,3 +195,80 @@ def test_nothing_is_said_of_steps_that_the_environment_does_not_reach(
     make = partial(make_simulator, env, chunk=1)
     steps = read_demonstrations(path, spaces)
     assert other_rewards(path, steps, make, spaces, 0) is None
+
+
+def of_two_episodes() -> tuple[np.ndarray, np.ndarray]:
+    """Return observations [2, 4, 3] of two episodes of three steps, and actions [2, 3, 1]."""
+    seen = np.arange(24.0).reshape(2, 4, 3)
+    return seen, np.linspace(-4.0, 2.0, 6).reshape(2, 3, 1)
+
+
+def check_two_episodes(steps: Steps) -> None:
+    seen, taken = of_two_episodes()
+    assert np.array_equal(steps.observations[:, 0], seen[:, :-1].reshape(6, 3))
+    assert np.array_equal(steps.next_observations[:, 0], seen[:, 1:].reshape(6, 3))
+    assert steps.actions[:, 0, 0] == pytest.approx(taken.ravel() / 3 + 1 / 3)
+    assert steps.terminated[:, 0].tolist() == [False, False, True] + [False] * 3
+    assert steps.truncated[:, 0].tolist() == [False] * 5 + [True]
+
+
+def test_episodes_of_minari_are_read(tmp_path: Path) -> None:
+    h5py = pytest.importorskip("h5py")
+    seen, taken = of_two_episodes()
+    (tmp_path / "data").mkdir()
+    with h5py.File(tmp_path / "data" / "main_data.hdf5", "w") as file:
+        for number in (0, 1):
+            episode = file.create_group(f"episode_{number}")
+            episode["observations"] = seen[number]
+            episode["actions"] = taken[number]
+            episode["rewards"] = np.ones(3)
+            episode["terminations"] = [False, False, number == 0]
+            # The second one breaks off without a word
+            episode["truncations"] = [False] * 3
+    path = str(tmp_path)
+    steps = read_demonstrations(path, SPACES)
+    check_two_episodes(steps)
+    require_sequence(path, steps)
+    assert steps_in(path) == 6
+
+
+def test_steps_of_d4rl_are_read_as_far_as_their_next_ones_are_known(
+    tmp_path: Path,
+) -> None:
+    h5py = pytest.importorskip("h5py")
+    seen, taken = of_two_episodes()
+    path = str(tmp_path / "steps.hdf5")
+    arrays = {
+        "observations": seen[:, :-1].reshape(6, 3),
+        "next_observations": seen[:, 1:].reshape(6, 3),
+        "actions": taken.reshape(6, 1),
+        "rewards": np.ones(6),
+        "terminals": [False, False, True, False, False, False],
+        "timeouts": [False] * 5 + [True],
+    }
+    with h5py.File(path, "w") as file:
+        for name, array in arrays.items():
+            file[name] = array
+    check_two_episodes(read_demonstrations(path, SPACES))
+    with h5py.File(path, "a") as file:
+        del file["next_observations"]
+    steps = read_demonstrations(path, SPACES)
+    # What follows the last step was not recorded; the value after the one before counts
+    assert len(steps.rewards) == 5
+    assert steps.truncated[:, 0].tolist() == [False] * 4 + [True]
+    going_on = [0, 1, 3, 4]
+    assert np.array_equal(
+        steps.next_observations[going_on, 0], seen[:, 1:].reshape(6, 3)[going_on]
+    )
+    require_sequence(path, steps)
+
+
+def test_without_h5py_the_command_that_installs_it_is_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "h5py", None)
+    (tmp_path / "steps.hdf5").touch()
+    with pytest.raises(ConfigError) as caught:
+        read_demonstrations(str(tmp_path / "steps.hdf5"), SPACES)
+    assert [p.code for p in caught.value.problems] == ["missing-library"]
+    assert "h5py" in str(caught.value)

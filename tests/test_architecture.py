@@ -235,6 +235,7 @@ BLOCKS = {
         "jobs.played",
         "jobs.simulator",
         "models.policy",
+        "models.vla_entries",
         "workers.arguments",
         "workers.roles.played",
         "workers.training.policy_learner",

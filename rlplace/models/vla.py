@@ -226,7 +226,7 @@ def _tokenizer(folder: str, vocabulary: int) -> Any:
             "model-misfit",
             _PATH,
             folder,
-            error="no-tokenizer",
+            error="tokenizer-lost",
             reason=clipped(f"{error}", _SHOWN),
         ) from error
     if len(tokenizer) > vocabulary:

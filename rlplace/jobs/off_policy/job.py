@@ -153,7 +153,7 @@ class OffPolicyJob(SimulatedJob):
         problems = with_sources(broken(rules.PLACED, case), sources)
         if problems:
             raise PlacementError(problems)
-        late = _placed(broken(rules.WARNINGS, config), sources)
+        late = with_sources(broken(rules.WARNINGS, config), sources)
         return dataclasses.replace(plan, warnings=(*plan.warnings, *late))
 
     def plan_problems(self, config: OffPolicyConfig, plan: Plan) -> Iterable[Problem]:

@@ -100,6 +100,8 @@ _CHANGES_TRAINING = (
     "lora_alpha",
     "lora_targets",
 )
+# Folder of a model; beside a policy that has none, weights to begin with may be meant
+_WEIGHTS = "actor.model.path"
 
 
 @functools.cache
@@ -358,11 +360,13 @@ def _of_alternative(
             for usual in usuals
         ):
             key = f"{above}.{name}"
+            # Weights of a policy may be meant
+            error = "policy-file" if key == _WEIGHTS else "other-model"
             found.reject(
                 "wrong-kind",
                 key,
                 value,
-                error="other-model",
+                error=error,
                 above=above,
                 kinds=", ".join(others),
                 kind=tag_of(block),

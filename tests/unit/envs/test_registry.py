@@ -287,8 +287,8 @@ def job(name: str, **model: object) -> Config:
     [
         ("Pixels-v0", {"kind": "mlp"}, "kind", "kind: cnn"),
         ("Script-v0", {"kind": "cnn"}, "kind", "kind: mlp"),
-        ("Texts-v0", {"kind": "mlp"}, "kind", "kind: vla"),
-        ("Texts-v0", {"kind": "transformer"}, "kind", "kind: vla"),
+        ("Texts-v0", {"kind": "mlp"}, "kind", "kwargs: {filter_keys: [a]}"),
+        ("Texts-v0", {"kind": "transformer"}, "kind", "{filter_keys: [a]}"),
         ("Corner-v0", {"kind": "cnn"}, "network", "network: impala"),
         (
             "Pixels-v0",

@@ -165,8 +165,15 @@ class Reach(gymnasium.Env[Shown, NDArray[np.float32]]):
 class Nearer(gymnasium.Wrapper[Shown, NDArray[np.float32], Shown, NDArray[np.float32]]):
     """A wrapper of `Reach` that also rewards by how much nearer the hand has come: sparse rewards are learned slowly.
 
-    The environment's own reward, from which `env/return` is made, stays the success.
+    The environment's own reward, from which `env/return` is made, stays the success. `weight`: of the way that the hand
+    has come nearer, with the side of the picture as the unit.
     """
+
+    def __init__(
+        self, env: gymnasium.Env[Shown, NDArray[np.float32]], weight: float = 1.0
+    ) -> None:
+        super().__init__(env)
+        self._weight = weight
 
     def step(
         self, action: NDArray[np.float32]
@@ -175,4 +182,5 @@ class Nearer(gymnasium.Wrapper[Shown, NDArray[np.float32], Shown, NDArray[np.flo
         task: Any = self.env.unwrapped
         before = task.distance
         seen, reward, ended, cut, info = self.env.step(action)
-        return seen, float(reward) + before - task.distance, ended, cut, info
+        nearer = self._weight * (before - task.distance)
+        return seen, float(reward) + nearer, ended, cut, info

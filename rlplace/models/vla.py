@@ -53,7 +53,6 @@ from rlplace.models.vla_entries import MERGED, VlaEntries, entries_for
 from rlplace.units import clipped
 
 _PATH = "actor.model.path"
-_FIRST_DEVIATION = 0.02
 # Characters of a library's reason that an error shows
 _SHOWN = 200
 # Different instructions whose tokens are kept
@@ -87,8 +86,9 @@ class Vla(nn.Module):
         numbers = sum(part.size for part in self._entries.state)
         self.state = nn.Linear(numbers, width) if numbers else None
         # A query for each element of an action, then that of the value
+        deviation = model.config.text_config.initializer_range
         queries = torch.randn(len(self._bins) + 1, width)
-        self.queries = nn.Parameter(_FIRST_DEVIATION * queries)
+        self.queries = nn.Parameter(deviation * queries)
         self.policy = nn.Linear(width, max(self._bins))
         self.value = nn.Linear(width, 1)
         # Weights go from process to process by `state_dict`: tables of positions go with them
@@ -251,6 +251,8 @@ def _model(spaces: Spaces, entries: VlaEntries, config: VlaConfig) -> Any:
         "hidden_size": width,
         "intermediate_size": 4 * width,
         "num_attention_heads": config.heads,
+        # The default of transformers is for wide models: here, outputs would hardly depend on inputs
+        "initializer_range": width**-0.5,
     }
     shape = SmolVLMConfig(
         vision_config={

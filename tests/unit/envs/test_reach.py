@@ -48,7 +48,7 @@ def target(env: Reach) -> tuple[np.ndarray, np.ndarray]:
 
 @pytest.mark.parametrize("seed", range(5))
 def test_a_hand_that_follows_picture_and_instruction_succeeds(seed: int) -> None:
-    env = DiscretizeAction(Nearer(Reach()), 9, multidiscrete=True)
+    env = DiscretizeAction(Nearer(Reach(), weight=2.0), 9, multidiscrete=True)
     env.reset(seed=seed)
     task = env.unwrapped
     assert isinstance(task, Reach)
@@ -65,7 +65,7 @@ def test_a_hand_that_follows_picture_and_instruction_succeeds(seed: int) -> None
             break
     assert (ended, cut) == (True, False)
     # The reward of success, and all of the way
-    assert total == pytest.approx(1 + begun - task.distance)
+    assert total == pytest.approx(1 + 2 * (begun - task.distance))
 
 
 def test_an_episode_ends_unreached_after_its_steps() -> None:

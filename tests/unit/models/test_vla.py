@@ -288,6 +288,18 @@ def test_each_row_is_decided_by_itself() -> None:
             torch.testing.assert_close(part[0], whole[row])
 
 
+def test_the_first_weights_are_as_large_as_a_width_needs() -> None:
+    """So outputs of layers are as large as their inputs, and depend on them."""
+    policy = made(small(width=64))
+    for weights in (
+        policy.decoder.layers[0].mlp.up_proj.weight,
+        policy.vision.encoder.layers[0].mlp.fc1.weight,
+        policy.decoder.get_input_embeddings().weight,
+        policy.queries,
+    ):
+        assert weights.std().item() == pytest.approx(64**-0.5, rel=0.2)
+
+
 @pytest.mark.parametrize("entry", ["image", "instruction", "state"])
 @torch.no_grad()
 def test_every_entry_counts(entry: str) -> None:

@@ -43,6 +43,7 @@ from rlplace.config.from_environment import of_environment, with_default
 from rlplace.config.keys import every_place, takes_list
 from rlplace.config.option_keys import read_options
 from rlplace.config.options import DASHES, Meaning, OptionParser, apart
+from rlplace.config.other_names import LIBRARIES
 from rlplace.config.override_words import meant_by
 from rlplace.config.paths import at_home, names_config, readable, unquoted
 from rlplace.config.unknown_keys import option_of_block, word_meant
@@ -998,7 +999,10 @@ def _for_hydra(override: Override, line: CommandLine, places: Sequence[str]) -> 
     # Each model has a path, also where the config has no block of this component yet
     is_path = leaf == "path" and block.endswith(f".{MODEL}")
     known = key in every_place() or (is_path and block in every_place())
-    of_language_model = is_model_key and not known and _may_have_language_model(line)
+    is_ours = key.partition(".")[0] not in LIBRARIES
+    of_language_model = (
+        is_model_key and is_ours and not known and _may_have_language_model(line)
+    )
     changes = override.type is OverrideType.CHANGE
     if not changes or override.is_hydra_override() or of_language_model:
         return word

@@ -40,6 +40,11 @@ _LOSSES = {
     "dapo": "token",
     "dr_grpo": "constant",
 }
+# Switch of OpenRLHF -> (component, the component whose place it shares)
+_TOGETHER = {
+    "colocate_actor_ref": ("reference", "actor"),
+    "colocate_critic_reward": ("reward", "critic"),
+}
 # Text of a placement with known numbers: all of 8, 0-7, 3
 _ALL_OF = re.compile(r"all of ([0-9]+)")
 _RANGE = re.compile(r"([0-9]+)(?:-([0-9]+))?")
@@ -252,6 +257,16 @@ def _minibatches(given: Given) -> Converted | None:
     )
 
 
+def _following(given: Given) -> Converted | None:
+    """Convert the share of a target network that stays to the share by which it follows."""
+    if not given.has_replay or not 0 < given.amount < 1:
+        return None
+    return Converted(
+        keys={"algorithm.tau": round(1 - given.amount, 9)},
+        reason="there, the share of the target that stays; here, the share by which it follows",
+    )
+
+
 def _fixed_temperature(given: Given) -> Converted | None:
     """Convert the switch of a learned temperature, where it is off: the temperature is a number."""
     if not given.has_replay or str(given.value).lower() != "false":
@@ -309,6 +324,32 @@ def _warmup(given: Given) -> Converted | None:
     return Converted(
         keys={f"{role}.optimizer.warmup_steps": round(steps)},
         reason="there, a share of the run; here, optimizer steps",
+    )
+
+
+def _with_actor(given: Given) -> Converted | None:
+    """Convert the switch that puts a model where another is."""
+    role, other = _TOGETHER[given.name]
+    of_all = value_at(given.written, PLACEMENT)
+    if str(given.value).lower() != "true" or not isinstance(of_all, Mapping):
+        return None
+    if role not in of_all or other not in of_all:
+        return None
+    return Converted(
+        keys={f"{PLACEMENT}.{role}": {"same_as": other}},
+        reason="there, a switch; here, the place of the other component",
+    )
+
+
+def _passes(given: Given) -> Converted | None:
+    """Ask which number is meant: TRL's name for the passes over samples is that of others for a run's length."""
+    if given.role != given.name or "algorithm.samples_per_prompt" not in places_in(
+        given.config, given.job
+    ):
+        return None
+    return Converted(
+        keys={_ITERATIONS: f"<iterations; or algorithm.epochs={given.value}>"},
+        reason="TRL's num_iterations counts passes over samples: algorithm.epochs",
     )
 
 
@@ -416,7 +457,9 @@ def _engines(given: Given) -> Converted | None:
 
 def _gpus_of_component(given: Given) -> Converted | None:
     """Convert the GPUs of a component on each of its machines to its accelerators."""
-    role = given.name.partition("_")[0].replace("ref", "reference")
+    role = given.name.partition("_")[0]
+    if role == "ref":
+        role = "reference"
     machines = as_plain_number(
         given.beside(f"{given.name.partition('_')[0]}_num_nodes")
     )
@@ -434,12 +477,17 @@ def _placed(given: Given, role: str, times: float, reason: str) -> Converted | N
     If the component has fewer, or if its numbers are not known, it is said how many they have to be.
     """
     count = _whole(given.amount * times)
+    of_all = value_at(given.written, PLACEMENT)
+    if isinstance(of_all, Mapping) and role not in of_all:
+        return None
     placed = value_at(given.written, f"{PLACEMENT}.{role}")
     accelerators = _accelerators(placed)
     if count is None:
         return None
     if len(accelerators) < count:
         wanted = f"<{count} accelerators, such as 0-{count - 1}>"
+        if count == 1:
+            wanted = "<an accelerator, such as 0>"
         return Converted(keys={f"{PLACEMENT}.{role}": wanted}, reason=reason)
     block = dict(placed) if isinstance(placed, Mapping) else {"placement": placed}
     if len(accelerators) > count:
@@ -484,6 +532,10 @@ _CONVERSIONS: Mapping[str, Callable[[Given], Converted | None]] = {
         _fixed_temperature,
     ),
     **dict.fromkeys((name for names in _COLUMNS.values() for name in names), _rows),
+    **dict.fromkeys(_TOGETHER, _with_actor),
+    "polyak": _following,
+    "num_iterations": _passes,
+    "rollout_num_gpus": _gpus_of_component,
     "normalize": _normalized,
     "loss_type": _mean_of_loss,
     **dict.fromkeys(("scale_rewards", "norm_adv_by_std_in_grpo"), _without_deviation),

@@ -66,7 +66,7 @@ def apart(
             if equals:
                 values.append(value)
                 values = None
-        elif values is None or "=" in word or is_config(word) or _is_full(values, word):
+        elif values is None or "=" in word or is_config(word):
             values = None
             kept.append(word)
         else:
@@ -77,12 +77,6 @@ def apart(
 def _is_option(word: str) -> bool:
     """Return whether a word is an option: it begins with a dash, and is no number."""
     return word.startswith("-") and not re.match(r"-\.?[0-9]", word)
-
-
-def _is_full(values: Sequence[str], word: str) -> bool:
-    """Return whether a word is no further value of an option: all of several values are numbers."""
-    numbers = [re.fullmatch(r"-?[0-9.]+(e-?[0-9]+)?", each) for each in (*values, word)]
-    return bool(values) and not all(numbers)
 
 
 class OptionParser(argparse.ArgumentParser):

@@ -103,6 +103,9 @@ _KEYS = {
     "rollout.stop": "stop_sequences stop_strings stop_words",
     "rollout.gpu_memory_utilization": "gpu_mem_util gpu_memory_util gpu_memory_fraction vllm_gpu_memory_utilization",
     "rollout.cache_dtype": "kv_cache_dtype",
+    "rollout.enable_offload": "vllm_enable_sleep vllm_enable_sleep_mode enable_sleep_mode",
+    ".enable_offload": "deepspeed_enable_sleep offload_train",
+    "reference.enable_offload": "ref_reward_offload",
 }
 KEYS: Mapping[str, str] = {
     theirs: ours for ours, names in _KEYS.items() for theirs in names.split()
@@ -114,7 +117,7 @@ _OFF_POLICY_KEYS = {
     "algorithm.temperature": "ent_coef entropy_coef alpha init_temperature",
     "algorithm.n_step": "n_steps nstep multi_step",
     "algorithm.batch_size": "minibatch_size train_batch_size",
-    "algorithm.tau": "polyak target_tau soft_target_tau",
+    "algorithm.tau": "target_tau soft_target_tau",
     "algorithm.target_entropy": "target_ent",
     "algorithm.target_every": "target_update_interval target_network_frequency",
     "algorithm.policy_delay": "policy_freq policy_frequency policy_update_freq actor_update_interval",
@@ -222,6 +225,14 @@ _USUAL_SINKS = ("console", "jsonl", "tensorboard")
 _LISTS_OF_SINKS = ("logger", "loggers", "report_to", "log_with", "trackers", "logging")
 # Names of the key that says how advantages are estimated
 _ESTIMATORS = ("adv_type", "adv_estimator", "advantage_estimator")
+# Switches of a memory that draws large errors more often
+_PRIORITIES = (
+    "per",
+    "use_per",
+    "prioritized",
+    "prioritized_replay",
+    "prioritised_replay",
+)
 # Algorithms that rlplace does not have, with names close to some that it has
 _ABSENT = ("dpo", "kto", "orpo", "ipo", "sft", "gppo", "ppg")
 # Arguments of vLLM's engine for which rlplace has no key
@@ -337,6 +348,29 @@ ABSENT = {
         "the block replay has all keys of the memory",
     ),
     "micro_rollout_batch_size": "it is the batch of reference and reward models, and none is placed",
+    **dict.fromkeys(
+        (
+            "dueling",
+            "dueling_dqn",
+            "use_dueling",
+            "noisy_net",
+            "noisy",
+            "n_atoms",
+            "v_min",
+            "v_max",
+            "n_quantiles",
+        ),
+        "the network has one value for each action",
+    ),
+    **dict.fromkeys(
+        (
+            "val_before_train",
+            "eval_at_start",
+            "eval_on_start",
+            "skip_eval_before_train",
+        ),
+        "runner.eval_every says when held-out prompts are asked",
+    ),
     "vllm_mode": "where engines are follows from component_placement",
     "vllm_sync_backend": "the transport of the weights follows from the placement",
     "vllm_sync_with_ray": "the transport of the weights follows from the placement",
@@ -384,6 +418,7 @@ _TENSOR = (
     "tensor_parallel_size",
     "tensor_model_parallel_size",
     "vllm_tensor_parallel_size",
+    "rollout_num_gpus_per_engine",
     "tp_size",
     "tp",
 )
@@ -515,7 +550,10 @@ LIBRARIES = {
     "generator": "skyrl",
     "gconfig": "areal",
     "trainer": "verl",
+    "data": "verl",
 }
+# A block of LIBRARIES that others have as well
+DATA = "data"
 # Kinds of parallelism for which rlplace has no key.
 NO_SUCH = (
     "there is no pipeline or expert parallelism; tensor_parallel_size "
@@ -587,6 +625,11 @@ def in_our_words(name: str, value: object) -> tuple[str, object] | None:
     )
     if name in automatic and value is True:
         return "algorithm.temperature", "auto"
+    if name in _PRIORITIES and value is True:
+        return "replay.sampling", "prioritised"
+    if name == "env_wrapper" and isinstance(value, str) and "." in value:
+        module, _, kind = value.replace(":", ".").rpartition(".")
+        return "env.wrappers", [{"name": f"{module}:{kind}"}]
     if name == "policy" and isinstance(value, str) and value in _POLICIES:
         return "actor.model.kind", _POLICIES[value]
     if name in ("anneal_lr", "lr_anneal") and isinstance(value, bool):

@@ -46,6 +46,7 @@ from rlplace.config.of_job import config_of, same_block
 from rlplace.config.option_keys import schema_of
 from rlplace.config.other_names import (
     BELOW,
+    DATA,
     ENV_STEPS,
     LIBRARIES,
     OF_REPLAY,
@@ -138,9 +139,8 @@ def try_config(
     written = with_homes(mapping)
     _spread(written)
     _report_variables(written, found)
-    if (
-        library := next((LIBRARIES[key] for key in LIBRARIES if key in written), None)
-    ) is not None:
+    library = _library_of(written, found)
+    if library is not None:
         _of_library(library, written, found)
         return None, found.problems
     _replace_renamed(written, found)
@@ -699,6 +699,17 @@ def _spread(mapping: dict[str, Any]) -> None:
         )
 
 
+def _library_of(written: Mapping[str, object], found: Found) -> str | None:
+    """Return the library of which a config has a block; None if it has none.
+
+    A block that several libraries have tells it only on a command line, where each key is read by itself.
+    """
+    for block, library in LIBRARIES.items():
+        if block in written and (block != DATA or _is_typed(block, found)):
+            return library
+    return None
+
+
 def _of_library(library: str, written: Mapping[str, object], found: Found) -> None:
     """Report one problem to `found`: the config `written` is a config of the library `library`, not of rlplace."""
     theirs = [key for key in written if key in LIBRARIES]
@@ -711,9 +722,11 @@ def _of_library(library: str, written: Mapping[str, object], found: Found) -> No
                 # A block of settings of the run has no block here
                 name = path.removeprefix("actor_rollout_ref.")
                 name = name.removeprefix("trainer.")
+                if name.startswith("model."):
+                    name = f"actor.{name}"
                 meant = None
                 if schema is not None:
-                    meant = key_meant(name, value, rest, *schema)
+                    meant = key_meant(name, value, written, *schema)
                 error = "no-word-of-library"
                 if meant is not None:
                     because = meant.reason is not None
@@ -724,7 +737,7 @@ def _of_library(library: str, written: Mapping[str, object], found: Found) -> No
                     value,
                     error=error,
                     library=library,
-                    line=meant and meant.fix,
+                    line=meant and _left_out(meant.fix, path),
                     name=path,
                     reason=meant and meant.reason,
                 )
@@ -736,6 +749,11 @@ def _of_library(library: str, written: Mapping[str, object], found: Found) -> No
         library=library,
         blocks=", ".join(theirs),
     )
+
+
+def _left_out(fix: str, path: str) -> str:
+    """Return the fix of a key of another library; a key that is to be left out is named with its whole path."""
+    return f"leave out {path}" if fix.startswith("leave out ") else fix
 
 
 def _report_variables(written: Mapping[str, object], found: Found) -> None:

@@ -440,7 +440,7 @@ def _lines(pairs: Sequence[tuple[str, object]], unknown: UnknownKey) -> str:
     `pairs`: (path, value) of each key.
     """
     if unknown.is_typed:
-        words = [shlex.quote(f"{path}={show(value)}") for path, value in pairs]
+        words = [shlex.quote(f"{path}={_typed(value)}") for path, value in pairs]
         return " ".join(words)
     lines = [f"{path}: {show(value)}" for path, value in pairs]
     form = "a line" if len(lines) == 1 else "lines"
@@ -448,6 +448,23 @@ def _lines(pairs: Sequence[tuple[str, object]], unknown: UnknownKey) -> str:
         "\n".join(lines)
         + f"        ({form} without indent, in place of {unknown.name})"
     )
+
+
+def _typed(value: object) -> str:
+    """Return a value in the form of an override: texts in lists and blocks get quotes for Hydra, if they need any."""
+    if isinstance(value, Mapping):
+        pairs = [f"{key}: {_inside(item)}" for key, item in value.items()]
+        return "{" + ", ".join(pairs) + "}"
+    if isinstance(value, list | tuple):
+        return "[" + ", ".join(map(_inside, value)) + "]"
+    return show(value)
+
+
+def _inside(item: object) -> str:
+    """Return an item of a list or block in the form of an override."""
+    if isinstance(item, str) and ":" in item:
+        return f'"{item}"'
+    return _typed(item)
 
 
 def _one_key(unknown: UnknownKey) -> _Reading | None:
@@ -464,7 +481,7 @@ def _one_key(unknown: UnknownKey) -> _Reading | None:
         return _Reading(error, {"line": runs}, place.removeprefix(f"{above}."))
     line = f"{near}: {show(value)}"
     if unknown.is_typed:
-        line = shlex.quote(f"{place}={show(value)}")
+        line = shlex.quote(f"{place}={_typed(value)}")
     elif (
         block != above
         and block.rpartition(".")[0] == above
@@ -521,6 +538,9 @@ def _no_such_parallelism(unknown: UnknownKey) -> _Reading | None:
 
 def _needless(unknown: UnknownKey) -> _Reading | None:
     """Read the key as one of another library that has no counterpart, since nothing can be chosen there."""
+    if isinstance(unknown.value, Mapping) and {*unknown.value} <= {*NEEDLESS}:
+        reasons = [NEEDLESS[name] for name in unknown.value]
+        return _Reading("needless", {"reason": reasons[0]}) if reasons else None
     if unknown.name not in NEEDLESS or key_of(unknown.above, unknown.name):
         return None
     return _Reading("needless", {"reason": NEEDLESS[unknown.name]})
@@ -536,6 +556,8 @@ def _absent(unknown: UnknownKey) -> _Reading | None:
 def _of_prefix(unknown: UnknownKey) -> _Reading | None:
     """Read the key as one of a component, whose name is the first part of it: critic_learning_rate."""
     if unknown.above or _place_known(unknown):
+        return None
+    if in_our_words(unknown.name, unknown.value) is not None:
         return None
     for theirs in (*COMPONENTS, *OTHER_COMPONENTS):
         name = unknown.name.removeprefix(f"{theirs}_")
@@ -788,6 +810,15 @@ def key_meant(
     `written`: the whole config, with the options as keys at its top. `job`, `config`: kind and type of the config.
     """
     places = places_in(config, job)
+    name = _in_our_blocks(name, places)
+    role, _, leaf = name.partition(".model.")
+    if leaf and job == MARKED and f"{role}.model" in places:
+        size = MODEL_NAMES.get(leaf, leaf)
+        if size in MODEL_SIZES:
+            line = f"{role}.model.{size}={show(value)}"
+            return KeyMeant(shlex.quote(line))
+        # A setting of the component: actor.model.lora_rank
+        name = f"{role}.{leaf}"
     if name in places and not any(place.startswith(f"{name}.") for place in places):
         return KeyMeant(shlex.quote(f"{name}={show(value)}"))
     above = name.rpartition(".")[0]
@@ -815,6 +846,20 @@ def key_meant(
         # A line of a file; on a command line, an override
         fix = shlex.quote(fix.replace(": ", "=", 1))
     return KeyMeant(fix, told.why if "reason" in read.facts else None)
+
+
+def _in_our_blocks(name: str, places: Sequence[str]) -> str:
+    """Return a path with the names of blocks here: actor.optim.lr is actor.optimizer.lr."""
+    *above, leaf = name.split(".")
+    path = ""
+    for step in above:
+        at = f"{path}.{step}".removeprefix(".")
+        ours = key_of(path, step)
+        if at not in places and ours is not None:
+            translated = f"{path}{ours}" if ours.startswith(".") else ours
+            at = translated if translated in places else at
+        path = at
+    return f"{path}.{leaf}".removeprefix(".")
 
 
 def option_of_block(name: str, value: str) -> str | None:

@@ -16,7 +16,9 @@ from typing import Any
 import pytest
 import yaml
 
-from rlplace.config.compose import options_meant, with_hydra
+from rlplace.config.compose import FLAGS, with_hydra, word_of_group
+from rlplace.config.option_keys import read_options
+from rlplace.config.options import apart
 from rlplace.contract.reading import try_job
 from rlplace.errors import COMMAND_LINE, Source
 
@@ -58,7 +60,9 @@ def with_keys(config: str, words: list[str]) -> tuple[dict[str, Any], dict[str, 
 
 def fixes_of(config: str, words: list[str]) -> list[str]:
     if words[0].startswith("--"):
-        return [meaning.fix for meaning in options_meant([config, *words]).values()]
+        _, options = apart(words, FLAGS, lambda word: False)
+        meant = read_options(options, composed(config).mapping, word_of_group)
+        return [meaning.fix for meaning in meant.values()]
     mapping, sources = with_keys(config, words)
     _, problems = try_job(mapping, sources)
     # As the command line shows a line of the config

@@ -335,6 +335,8 @@ def _tiles(run: RunRecord) -> Iterator[tuple[str, str]]:
         what = "reward of held-out prompts"
         if steps_name(summary) == SIMULATED.steps:
             what = "return of the last evaluation"
+        elif is_custom(summary):
+            what = "score of held-out data"
         yield number(held_out), f"{what}, from {before}"
 
     # Seconds of the whole command, and steps or answers for each second of training.

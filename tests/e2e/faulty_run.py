@@ -27,6 +27,7 @@ from rlplace.workers.launch.cluster import Cluster
 from rlplace.workers.off_policy.actor import OffPolicyActor
 from rlplace.workers.ray_launch.launcher import RayLauncher
 from rlplace.workers.roles.actor import PolicyActor
+from rlplace.workers.roles.supervised import SupervisedActor
 from tests.e2e.recorded import RecordedLmActor, RecordedPolicyActor
 
 HELD_S = 0.1  # how long a rank stands still before it gets its signal, meanwhile the loop calls it
@@ -55,7 +56,7 @@ def main(config: str, overrides: list[str], faults: list[list[Any]]) -> int:
 
     def launch(cluster: Cluster, job: Any) -> Any:
         clusters.append(cluster)
-        if job.workers["actor"] is OffPolicyActor:
+        if job.workers["actor"] in (OffPolicyActor, SupervisedActor):
             return launched(cluster, job)
         recorded = (
             RecordedPolicyActor
@@ -81,7 +82,7 @@ def main(config: str, overrides: list[str], faults: list[list[Any]]) -> int:
         """Return the method of a kind of loop that makes the calls of a step; faults of the rollout begin with it."""
 
         def do(self: Loop, stage: str, step: Any, index: int) -> Any:
-            if stage in ("rollout", "train"):
+            if stage in ("rollout", "train", "read"):
                 begin(
                     [
                         fault

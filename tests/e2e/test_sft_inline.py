@@ -10,6 +10,7 @@ import pytest
 
 import rlplace
 from rlplace.errors import ProblemsError
+from tests.e2e.language import INLINE, tiny
 from tests.e2e.training import Finished, train
 
 CONFIG = "sft_tiny"
@@ -75,6 +76,35 @@ def test_low_rank_factors_learn_and_are_merged(model: Path, tmp_path: Path) -> N
     names = {file.name for file in (found.folder / "policy").iterdir()}
     assert "model.safetensors" in names
     assert "adapter_model.safetensors" not in names
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["grpo", "distill"])
+def test_a_learned_model_is_a_start_and_a_teacher(
+    name: str, model: Path, tmp_path: Path
+) -> None:
+    found = run(tmp_path / "sft", sft(model), 3)
+    assert found.folder is not None
+    learned = found.folder / "policy"
+    words = (*INLINE, *tiny(learned), f"algorithm.name={name}")
+    if name == "distill":
+        words = (
+            *words,
+            "cluster.accelerators_per_node=4",
+            "+cluster.component_placement.teacher=2",
+            f"+teacher.model.path={learned}",
+            # The student has its first weights
+            f"actor.model.path={model}",
+        )
+    last = ("runner.total_iterations=1", "runner.eval_every=0")
+    after = train("hybrid_grpo_llm", tmp_path / name, *words, *last)
+    assert after.code == 0, after.err
+    (line,) = after.metrics()
+    assert line["actor/tokens_learned"] > 0
+    # Engine and actor have the same weights
+    assert line["actor/mismatch"] < 1e-4
+    if name == "distill":
+        assert line["actor/kl_teacher_token"] > 0
 
 
 MESSAGES = [

@@ -152,7 +152,7 @@ def _answer(words: list[str]) -> int:
 
 
 def _other_order(words: Sequence[str]) -> ConfigError | None:
-    """Return the error about a subcommand behind the config, or about two configs without --diff; None for others.
+    """Return the error about a subcommand behind the config, or about two configs without --diff; else None.
 
     `words`: words of the command line.
     """

@@ -253,7 +253,7 @@ def word_of(name: str, value: str) -> str | None:
 
 
 def word_of_group(name: str, value: str) -> str | None:
-    """Return the override that is meant by the option `--name=value` for a part of a config; None for another."""
+    """Return the override that the option `--name=value` means: a task, a placement, a model; None if unknown."""
     if name == MODEL and value in group_names(MODEL):
         return f"{MODEL}@actor.model={value}"
     if name in (TASK, PLACEMENT) and value in group_names(name):
@@ -1210,7 +1210,7 @@ def _config_error(error: Exception, line: CommandLine) -> ConfigError:
 
 
 def _refused_prefix(message: str, line: CommandLine) -> ConfigError | None:
-    """Return the error about `+key` for a key that exists, or about `~key` for one that does not; None for others.
+    """Return the error about `+key` for a key that exists, or about `~key` for a key that does not exist; else None.
 
     `message`: what Hydra says. `line`: the command line.
     """

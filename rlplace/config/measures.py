@@ -130,7 +130,7 @@ class Converted:
 
 
 def as_plain_number(value: object) -> float | None:
-    """Return a value as a number, also of a text such as `1e6`; None if it is none."""
+    """Return a value as a number, also of a text such as `1e6`; None if the value is not a number."""
     if isinstance(value, bool) or not isinstance(value, int | float | str):
         return None
     try:
@@ -150,7 +150,7 @@ def converted(given: Given) -> Converted | None:
 
 
 def _whole(number: float) -> int | None:
-    """Return a number above 0 as a whole one; None if it is none."""
+    """Return `number` as an int if it is a whole number above 0, else None."""
     rounded = round(number)
     return rounded if rounded > 0 and abs(number - rounded) < 1e-9 * rounded else None
 

@@ -90,8 +90,8 @@ def pieces_by_prefix(
 ) -> list[Piece]:
     """Return a rendered chat, cut where answers begin and end.
 
-    An answer begins behind the rendering of the messages before it, and ends with its text. Raises ConfigError if the
-    rendering of the whole chat does not begin with that of the first messages, or lacks an answer.
+    An answer begins where the rendered text of the previous messages ends, and ends with its own text. Raises
+    ConfigError if the rendered chat does not begin with the rendered first messages, or does not contain an answer.
     """
     whole = tokenizer.render(chat, answered=True, arguments=arguments)
     pieces: list[Piece] = []

@@ -196,7 +196,7 @@ def _check_folder(folder: Path) -> None:
 def _only(
     spaces: Spaces, found: tuple[Part, ...], key: str, name: str | None
 ) -> Part | None:
-    """Return the entry that a key names, or the only one of its kind; None if there is none.
+    """Return the entry that a key names, or the only entry of its kind; None if there is no such entry.
 
     Raises ConfigError if there is no such entry, or if there are several and none is named.
     """

@@ -425,7 +425,7 @@ class DeviceDelivery(Delivery):
         return self.owners[self.takers.index(taker)]
 
     def owners_of(self, reader: int) -> tuple[int | None, ...]:
-        """Return the owner of each taker of rank `reader`, in the order of its accelerators; None: it has none."""
+        """Return the owner of each taker of rank `reader`, in the order of its accelerators; None: no owner."""
         return tuple(
             owner
             for (rank, _), owner in zip(self._places(), self.owners, strict=True)

@@ -257,7 +257,7 @@ def test_two_entries_of_one_name() -> None:
     seen = gymnasium.spaces.Dict(
         {"a.b": numbers, "a": gymnasium.spaces.Dict({"b": numbers})}
     )
-    with pytest.raises(ConfigError, match="two entries are called"):
+    with pytest.raises(ConfigError, match="both are called"):
         spaces_of(seen, gymnasium.spaces.Discrete(2))
 
 

@@ -224,7 +224,7 @@ class Floats(Reach):
     [
         (TwoCameras, "image", "there are several"),
         (Grey, "image", "is no image of red, green and blue"),
-        (Floats, "kind", "there is no image to look at"),
+        (Floats, "kind", "the observations of the simulator have no image of bytes"),
         (Odd, "patch", "the image has an odd number of pixels each way"),
     ],
 )

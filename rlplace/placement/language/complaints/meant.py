@@ -80,7 +80,7 @@ def meant_numbers(piece: str) -> str | None:
 
 
 def other_place(text: Text) -> str | None:
-    """Return a corrected line for a value in words, such as `CPU`, `same as actor` or `all tp=2`; None for others."""
+    """Return a corrected line for a value in words, such as `CPU`, `same as actor` or `all tp=2`; None if unknown."""
     words = text.text.strip().lower()
     if re.fullmatch("cpus?|none|host|no gpu|cpu[ _-]only", words):
         return line_of(text, "cpu")

@@ -16,16 +16,16 @@ from rlplace.extras import version_of
 
 COMMANDS = {
     "train": "trains a policy on a declared placement",
-    "init": "begins a project: environment, config, test, run script",
+    "init": "creates a project: environment, config, test, run script",
     "plan": "shows, draws, checks and compares placements; starts nothing",
     "profile": "measures a job under several placements",
-    "search": "finds the best placement under a profile",
-    "runs": "lists runs: how they ended, and with which return or reward",
+    "search": "finds the fastest placement, from measured seconds",
+    "runs": "lists runs: state, iterations, return or reward",
     "report": "writes the report of a run",
-    "evaluate": "plays a trained policy, and films it",
-    "doctor": "shows what this machine has, and which shipped configs run on it",
+    "evaluate": "evaluates a trained policy, and records a video",
+    "doctor": "checks this machine, and shows which shipped configs run on it",
     "export": "writes the model of a checkpoint for other programs",
-    "completion": "prints a script with which a shell completes words",
+    "completion": "prints a script for completion in a shell",
 }
 WRONG = 2
 NEEDED = ("hydra", "omegaconf", "pydantic")

@@ -105,7 +105,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     `argv`: words of the command line, without the program; None: the command line of this process.
     """
-    about = "Shows what this machine has, and which of the shipped configs run on it."
+    about = "Checks this machine, and shows which of the shipped configs run on it."
     parser = OptionParser(typed("doctor"), description=about)
     parser.add_argument(
         "--format",

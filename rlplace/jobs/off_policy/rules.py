@@ -310,7 +310,7 @@ def _unreachable_entropy(job: MadeOffPolicyJob) -> Iterator[Found]:
     algorithm = job.config.blocks.algorithm
     target = algorithm.target_entropy
     actions = job.spaces.actions
-    if algorithm.name != "sac" or target is None or algorithm.temperature != "auto":
+    if not algorithm.draws or target is None or algorithm.temperature != "auto":
         return
     if not isinstance(actions, ContinuousActions):
         return

@@ -16,6 +16,9 @@ from safetensors.numpy import load_file
 import rlplace
 from rlplace.cli.evaluate import main as evaluate
 from rlplace.cli.export import main as export
+from rlplace.cli.plan import main as plan
+from rlplace.cli.profile import main as profile
+from rlplace.cli.search import main as search
 from rlplace.workers.off_policy.learners import SacLearner
 from tests.e2e.test_resume import numbers
 from tests.e2e.training import INLINE_LAUNCHER, Finished, train
@@ -449,3 +452,20 @@ def test_the_memory_of_learners_that_never_move_is_measured_after_updates(
     assert run_.folder is not None
     kept = yaml.safe_load((run_.folder / "memory.json").read_text(encoding="utf-8"))
     assert kept["components"]["actor"]["full"] == size["measured"]
+
+
+@pytest.mark.slow
+def test_a_profile_of_the_job_is_planned_and_searched(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    name, words = SAC
+    file = tmp_path / "profile.json"
+    config = ("--config-name", name, *words, f"runner.output_dir={tmp_path / 'runs'}")
+    assert profile([*config, "--iterations", "4", "--out", str(file)]) == 0
+    measured = capsys.readouterr().out
+    for cost in ("actor.learn", "rollout.act", "replay.serve"):
+        assert cost in measured
+    assert plan([*config, f"profile={file}"]) == 0
+    assert "seconds: predicted from the profile" in capsys.readouterr().out
+    assert search([*config, f"profile={file}"]) == 0
+    assert "actor: " in capsys.readouterr().out

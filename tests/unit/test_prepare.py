@@ -1064,6 +1064,7 @@ def test_settings_that_come_too_late_in_the_run_are_told(
     [
         (["td3", "++algorithm.target_every=4"], "has no effect in td3"),
         (["sac", "algorithm.target_entropy=0.7"], "entropy of 0.7"),
+        (["crossq", "algorithm.target_entropy=0.7"], "entropy of 0.7"),
         (["sac", "algorithm.target_entropy=0.6"], ""),
         # With a constant temperature, nothing aims at it
         (["sac", "algorithm.target_entropy=0.7", "algorithm.temperature=0.2"], ""),

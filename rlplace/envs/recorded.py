@@ -177,6 +177,13 @@ def _of_hdf5(file: Path, names: Collection[str]) -> dict[str, NDArray[Any]]:
         if not episodes:
             return _of_d4rl(stored, names)
         episodes.sort(key=lambda name: int(name.removeprefix(_EPISODE)))
+        observations = stored[episodes[0]]["observations"]
+        # An array has a shape, a group of arrays has none
+        if not hasattr(observations, "shape"):
+            entries = ", ".join(observations)
+            raise config_error(
+                "bad-demonstrations", KEY, f"{file}: {entries}", error="entries"
+            )
         parts = [_of_episode(stored[name], names) for name in episodes]
     return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
 

@@ -272,3 +272,14 @@ def test_without_h5py_the_command_that_installs_it_is_said(
         read_demonstrations(str(tmp_path / "steps.hdf5"), SPACES)
     assert [p.code for p in caught.value.problems] == ["missing-library"]
     assert "h5py" in str(caught.value)
+
+
+def test_observations_with_several_entries_are_refused(tmp_path: Path) -> None:
+    h5py = pytest.importorskip("h5py")
+    path = str(tmp_path / "main_data.hdf5")
+    with h5py.File(path, "w") as file:
+        file["episode_0/observations/camera"] = np.ones((4, 2, 2))
+        file["episode_0/observations/position"] = np.ones((4, 3))
+    with pytest.raises(ConfigError, match="several entries") as caught:
+        read_demonstrations(path, SPACES)
+    assert "camera, position" in str(caught.value)

@@ -23,6 +23,7 @@ from rlplace.envs.contract import ContinuousActions, DiscreteActions, Spaces
 from rlplace.models import BUILDING
 from rlplace.models.batch_renorm import BatchRenorm
 from rlplace.models.exported import ExportedPolicy
+from rlplace.models.given_observations import given_observations
 from rlplace.models.mlp import ACTIVATIONS
 
 
@@ -235,7 +236,7 @@ class Acting:
 
         `deterministic`: True: the action with the highest probability or value. False: SAC draws an action; TD3 and DQN
         do the same as for True, because only their training adds noise. `begins`: not used, because the policy has
-        no memory.
+        no memory. Raises ValueError for observations of another shape, and for values that are not finite numbers.
         """
         actions = self.choose(observations, deterministic)
         if isinstance(self.spaces.actions, DiscreteActions):
@@ -245,8 +246,11 @@ class Acting:
     def choose(
         self, observations: ArrayLike, deterministic: bool = True
     ) -> NDArray[Any]:
-        """Return the same actions as `act`, but with choices counted from 0, as simulators of a run do."""
-        shown = np.asarray(observations, np.float32)
+        """Return the same actions as `act`, but with choices counted from 0, as simulators of a run do.
+
+        Raises ValueError as `act` does.
+        """
+        shown = given_observations(observations, self.spaces)
         single = shown.ndim == len(self.spaces.observation_shape)
         batch = shown[None] if single else shown
         noise = None

@@ -23,8 +23,8 @@ from rlplace.envs.contract import (
     Spaces,
 )
 from rlplace.envs.registry import spaces_of_job
-from rlplace.errors import ConfigError
 from rlplace.models.exported import ExportedPolicy
+from rlplace.models.given_observations import given_observations
 from rlplace.models.mlp import PolicyOutput, mode, noise_shape, sample
 from rlplace.models.networks import NetworkPolicy
 from rlplace.models.policy_networks import PolicyNetwork, build_policy
@@ -98,8 +98,8 @@ class Policy(ExportedPolicy):
         an episode begins with the observation, as one bool or N bools; a policy with memory then forgets the memory of
         this row. None: all rows continue their episodes, unless the number of rows has changed.
 
-        Raises ValueError for observations of another shape, for values that are not numbers, and for floating-point
-        numbers if the policy was trained on bytes.
+        Raises ValueError for observations of another shape, for values that are not numbers or not finite, and for
+        floating-point numbers if the policy was trained on bytes.
         """
         found = self.choose(observations, deterministic, begins)
         if self._shifted:
@@ -117,18 +117,8 @@ class Policy(ExportedPolicy):
 
         `observations`, `deterministic`, `begins`: as for `act`. Raises ValueError as `act` does.
         """
-        # Check shape and dtype
-        shown = np.asarray(observations)
+        given = given_observations(observations, self.spaces)
         shape = self.spaces.observation_shape
-        single = len(shape)
-        tail = shown.shape[shown.ndim - single :]
-        if tail != shape or shown.ndim not in (single, single + 1):
-            raise _shape_error(shown.shape, shape)
-        # Kinds of NumPy: bool, int, unsigned, float
-        kinds = "biu" if self.spaces.observation_dtype == "uint8" else "biuf"
-        if shown.dtype.kind not in kinds:
-            raise _dtype_error(str(shown.dtype), self.spaces.observation_dtype)
-        given = shown.astype(self.spaces.observation_dtype, copy=False)
         batch = torch.tensor(given).reshape(-1, *shape)
         # Decide, with or without a memory of earlier steps
         remembered = self.network.remembered
@@ -255,27 +245,3 @@ def shaped(stored: Tensor, expected: Tensor | None) -> Tensor:
     if single:
         return stored.view([])
     return stored
-
-
-# ── export ───────────────────────────────────────────────────────────────────────────────────────────────────────────
-
-
-def _shape_error(got: tuple[int, ...], shape: tuple[int, ...]) -> ConfigError:
-    """Return the error for observations of the wrong shape. `got`: their shape. `shape`: the expected shape."""
-    return config_error(
-        "observation-shape",
-        "observations",
-        str(list(got)),
-        error="shape",
-        shape=list(shape),
-    )
-
-
-def _dtype_error(got: str, dtype: str) -> ConfigError:
-    """Return the error for observations of the wrong dtype. `got`: their dtype. `dtype`: the policy's dtype."""
-    error = "numbers"
-    if dtype == "uint8":
-        error = "bytes"
-    return config_error(
-        "observation-shape", "observations", got, error=error, dtype=dtype
-    )

@@ -525,7 +525,11 @@ def test_observations_of_another_shape(cartpole: Path, shape: tuple[int, ...]) -
         rlplace.load_policy(cartpole).act(np.zeros(shape))
 
 
-@pytest.mark.parametrize("given", [{"a": 1}, ["a", "b", "c", "d"]], ids=str)
+@pytest.mark.parametrize(
+    "given",
+    [{"a": 1}, ["a", "b", "c", "d"], [0.0, np.nan, 0.0, 0.0], [0.0, np.inf, 0.0, 0.0]],
+    ids=str,
+)
 def test_observations_that_are_no_numbers(cartpole: Path, given: Any) -> None:
     with pytest.raises(ValueError, match="observation-shape"):
         rlplace.load_policy(cartpole).act(given)

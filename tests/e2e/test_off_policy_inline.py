@@ -89,6 +89,42 @@ def test_the_ratio_of_updates_to_steps_is_kept_exactly(sac: Finished) -> None:
     assert sac.summary()["env_steps"] == 192
 
 
+class OneInAll(gymnasium.Env[Any, Any]):
+    """Rewards the first and the last step of an episode, by two numbers that are 1 together."""
+
+    observation_space = Box(-1.0, 1.0, (2,))
+    action_space = Box(-1.0, 1.0, (1,))
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        super().reset(seed=seed)
+        self._steps = 0
+        self._first = float(self.np_random.normal())
+        self._length = int(self.np_random.integers(2, 9))
+        return np.zeros(2, np.float32), {}
+
+    def step(self, action: Any) -> Any:
+        self._steps += 1
+        ended = self._steps == self._length
+        reward = 0.0
+        if self._steps == 1:
+            reward = self._first
+        elif ended:
+            reward = 1.0 - self._first
+        return np.zeros(2, np.float32), reward, ended, False, {}
+
+
+def test_a_return_has_the_first_and_the_last_reward_of_its_episode(
+    tmp_path: Path,
+) -> None:
+    """Also where an episode goes on from one piece, or one iteration, to the next."""
+    name, words = SAC
+    job = (name, (*words, f"env.id={__name__}:OneInAll", "runner.eval_every=1"))
+    for line in run(job, tmp_path, 2).metrics()[1:]:
+        assert line["env/episodes"] > 5
+        assert line["env/return"] == pytest.approx(1.0, abs=1e-5)
+        assert line["eval/return"] == pytest.approx(1.0, abs=1e-5)
+
+
 def test_a_ratio_below_one_is_kept_over_iterations(tmp_path: Path) -> None:
     job = (
         "sac",
@@ -133,6 +169,32 @@ def test_the_policy_is_exported_as_weights_and_as_a_program(
         assert np.array_equal(load_file(tmp_path / "policy.safetensors")[name], array)
     # An exported folder is exported again
     assert export([str(tmp_path / "folder"), str(tmp_path / "again.pt")]) == 0
+
+
+@pytest.mark.parametrize(
+    "seen",
+    [np.zeros(2), np.zeros((2, 2, 3)), ["0", "0", "0"], [0.0, 0.0, np.nan]],
+    ids=["shape", "batch", "text", "nan"],
+)
+def test_observations_that_the_policy_was_not_trained_on_are_refused(
+    seen: Any, sac: Finished
+) -> None:
+    assert sac.folder is not None
+    with pytest.raises(ValueError, match="observation-shape"):
+        rlplace.load_policy(sac.folder).act(seen)
+
+
+def test_a_policy_without_random_actions_is_not_said_to_draw_them(
+    sac: Finished, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    dqn = run(DQN, tmp_path, 1)
+    assert dqn.folder is not None
+    assert sac.folder is not None
+    assert evaluate([str(dqn.folder), "episodes=1", "deterministic=false"]) == 2
+    assert "dqn draws no actions" in capsys.readouterr().err
+    assert evaluate([str(dqn.folder), "episodes=1", "deterministic=true"]) == 0
+    assert evaluate([str(sac.folder), "episodes=1", "deterministic=false"]) == 0
+    assert "drawn as in training" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

@@ -313,6 +313,11 @@ class OffPolicyJob(SimulatedJob):
 
     def evaluate(self, trained: Trained, request: EvaluationRequest) -> Evaluation:
         refuse_transcripts(request)
+        name = trained.config.blocks.algorithm.name
+        if not request.deterministic and name != "sac":
+            raise config_error(
+                "bad-option", "deterministic", "false", error="not-drawn", name=name
+            )
         # For torch: with small batches, more threads would only wait for each other
         os.environ.setdefault("OMP_NUM_THREADS", "1")
         from rlplace.workers.roles.episodes import read_states

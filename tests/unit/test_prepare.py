@@ -1088,3 +1088,38 @@ def test_off_policy_settings_without_effect_or_out_of_reach_are_refused(
     assert error in found.what
     # The fix is pasted
     assert told(*str(found.fix).partition("   ")[0].split()) == []
+
+
+@pytest.mark.parametrize(
+    ("words", "keys"),
+    [
+        (["sac"], []),
+        (["td3"], []),
+        (["dqn"], []),
+        (["sac", "++algorithm.exploration_noise=0.3"], ["algorithm.exploration_noise"]),
+        (["td3", "++algorithm.epsilon_steps=500"], ["algorithm.epsilon_steps"]),
+        (["td3", "++algorithm.exploration_noise=0.3"], []),
+        (["dqn", "++actor.critics=4"], ["actor.critics"]),
+        (["sac", "actor.critics=4", "++actor.layer_norm=true"], []),
+        (["sac", "++replay.priority_exponent=0.9"], ["replay.priority_exponent"]),
+        (["sac", "++replay.demonstration_share=0.25"], ["replay.demonstration_share"]),
+        (
+            [
+                "sac",
+                "++replay.priority_exponent=0.9",
+                "replay.sampling=prioritised",
+            ],
+            [],
+        ),
+    ],
+)
+def test_off_policy_settings_without_effect_are_told(
+    words: list[str], keys: list[str]
+) -> None:
+    (composed,) = with_hydra(["--config-name", *words])
+    found = [
+        each.key
+        for each in prepare_composed(composed).plan.warnings
+        if each.code == "setting-without-effect"
+    ]
+    assert found == keys

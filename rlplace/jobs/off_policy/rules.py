@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from fractions import Fraction
 from math import isfinite, lcm, log, prod
 from typing import TYPE_CHECKING
 
 from rlplace.checks.parallel import undivided
 from rlplace.checks.rule import Found, Rule, at_key
-from rlplace.config.blocks.off_policy import OffPolicyConfig
+from rlplace.config.blocks.off_policy import (
+    OffPolicyConfig,
+    OffPolicyName,
+    ReplayConfig,
+)
 from rlplace.envs.contract import ContinuousActions, DiscreteActions
 from rlplace.envs.registry import normalized_by, without_texts
 from rlplace.placement.language.hybrid import HybridComponentPlacement
@@ -156,8 +160,68 @@ def _too_late(config: OffPolicyConfig) -> Iterator[Found]:
         )
 
 
+# Key -> the algorithms that use it, for keys that not all of them use
+_USED_BY: Mapping[str, tuple[OffPolicyName, ...]] = {
+    "algorithm.temperature": ("sac",),
+    "algorithm.target_entropy": ("sac",),
+    "algorithm.exploration_noise": ("td3",),
+    "algorithm.target_noise": ("td3",),
+    "algorithm.target_noise_clip": ("td3",),
+    "algorithm.policy_delay": ("td3",),
+    "algorithm.double": ("dqn",),
+    "algorithm.epsilon_start": ("dqn",),
+    "algorithm.epsilon_end": ("dqn",),
+    "algorithm.epsilon_steps": ("dqn",),
+    "actor.critics": ("sac", "td3"),
+    "actor.layer_norm": ("sac", "td3"),
+    "actor.critic_lr": ("sac", "td3"),
+}
+
+
+def _without_effect(config: OffPolicyConfig) -> Iterator[Found]:
+    """Yield a finding for each key with a value of its own that the algorithm, or the memory, does not use."""
+    blocks = config.blocks
+    name = blocks.algorithm.name
+    for key, users in _USED_BY.items():
+        block, _, leaf = key.partition(".")
+        of = getattr(blocks, block)
+        value = getattr(of, leaf)
+        if name in users or value == _usual(type(of), leaf):
+            continue
+        yield at_key(
+            key,
+            value,
+            "algorithm",
+            name=name,
+            users=" or ".join(users),
+            first=users[0],
+        )
+    replay = blocks.replay
+    needs = {
+        "priority_exponent": ("sampling", replay.prioritised, "prioritised"),
+        "priority_correction": ("sampling", replay.prioritised, "prioritised"),
+        "demonstration_share": (
+            "demonstrations",
+            replay.demonstrations is not None,
+            "<a file>",
+        ),
+    }
+    for leaf, (other, used, value) in needs.items():
+        own = getattr(replay, leaf)
+        if not used and own != _usual(ReplayConfig, leaf):
+            fix = f"replay.{other}={value}"
+            yield at_key(f"replay.{leaf}", own, "memory", other=other, fix=fix)
+
+
+def _usual(block: type, leaf: str) -> object:
+    """Return the default of a field of a block of the config."""
+    (field,) = (each for each in dataclasses.fields(block) if each.name == leaf)
+    return field.default
+
+
 # Warnings of the config alone
 WARNINGS: tuple[Rule[OffPolicyConfig], ...] = (
+    Rule(code="setting-without-effect", facts=_without_effect),
     Rule(code="too-late-in-run", facts=_too_late),
 )
 # Rules of the config alone

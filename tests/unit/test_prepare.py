@@ -1064,7 +1064,7 @@ def test_settings_that_come_too_late_in_the_run_are_told(
     [
         (["td3", "++algorithm.target_every=4"], "has no effect in td3"),
         (["sac", "algorithm.target_entropy=0.7"], "entropy of 0.7"),
-        (["crossq", "algorithm.target_entropy=0.7"], "entropy of 0.7"),
+        (["crossq", "++algorithm.target_entropy=0.7"], "entropy of 0.7"),
         (["sac", "algorithm.target_entropy=0.6"], ""),
         # With a constant temperature, nothing aims at it
         (["sac", "algorithm.target_entropy=0.7", "algorithm.temperature=0.2"], ""),
@@ -1096,6 +1096,8 @@ def test_off_policy_settings_without_effect_or_out_of_reach_are_refused(
         (["sac"], []),
         (["td3"], []),
         (["dqn"], []),
+        (["crossq"], []),
+        (["crossq", "++algorithm.expectile=0.9"], ["algorithm.expectile"]),
         (["sac", "++algorithm.exploration_noise=0.3"], ["algorithm.exploration_noise"]),
         (["td3", "++algorithm.epsilon_steps=500"], ["algorithm.epsilon_steps"]),
         (["td3", "++algorithm.exploration_noise=0.3"], []),

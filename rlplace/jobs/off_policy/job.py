@@ -227,8 +227,12 @@ class OffPolicyJob(SimulatedJob):
     # ── its run ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
     def start_text(self, config: OffPolicyConfig) -> str:
-        """Return a warning if the environment rewards the steps of the demonstrations otherwise than the file."""
-        if config.blocks.replay.demonstrations is None:
+        """Return a warning if the environment rewards the steps of the demonstrations otherwise than the file.
+
+        Offline algorithms learn from the rewards of the file alone.
+        """
+        blocks = config.blocks
+        if blocks.replay.demonstrations is None or blocks.algorithm.offline:
             return ""
         # Imported here: a plan without demonstrations needs no NumPy
         from rlplace.envs.recorded import read_demonstrations
@@ -313,10 +317,14 @@ class OffPolicyJob(SimulatedJob):
 
     def evaluate(self, trained: Trained, request: EvaluationRequest) -> Evaluation:
         refuse_transcripts(request)
-        name = trained.config.blocks.algorithm.name
-        if not request.deterministic and name != "sac":
+        algorithm = trained.config.blocks.algorithm
+        if not request.deterministic and not algorithm.draws:
             raise config_error(
-                "bad-option", "deterministic", "false", error="not-drawn", name=name
+                "bad-option",
+                "deterministic",
+                "false",
+                error="not-drawn",
+                name=algorithm.name,
             )
         # For torch: with small batches, more threads would only wait for each other
         os.environ.setdefault("OMP_NUM_THREADS", "1")

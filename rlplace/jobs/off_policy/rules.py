@@ -160,21 +160,26 @@ def _too_late(config: OffPolicyConfig) -> Iterator[Found]:
         )
 
 
+_OF_CRITICS: tuple[OffPolicyName, ...] = ("sac", "crossq", "td3", "td3_bc", "iql")
 # Key -> the algorithms that use it, for keys that not all of them use
 _USED_BY: Mapping[str, tuple[OffPolicyName, ...]] = {
-    "algorithm.temperature": ("sac",),
-    "algorithm.target_entropy": ("sac",),
+    "algorithm.temperature": ("sac", "crossq"),
+    "algorithm.target_entropy": ("sac", "crossq"),
     "algorithm.exploration_noise": ("td3",),
-    "algorithm.target_noise": ("td3",),
-    "algorithm.target_noise_clip": ("td3",),
-    "algorithm.policy_delay": ("td3",),
+    "algorithm.target_noise": ("td3", "td3_bc"),
+    "algorithm.target_noise_clip": ("td3", "td3_bc"),
+    "algorithm.policy_delay": ("td3", "td3_bc", "crossq"),
+    "algorithm.behaviour_weight": ("td3_bc",),
+    "algorithm.expectile": ("iql",),
+    "algorithm.advantage_weight": ("iql",),
     "algorithm.double": ("dqn",),
     "algorithm.epsilon_start": ("dqn",),
     "algorithm.epsilon_end": ("dqn",),
     "algorithm.epsilon_steps": ("dqn",),
-    "actor.critics": ("sac", "td3"),
-    "actor.layer_norm": ("sac", "td3"),
-    "actor.critic_lr": ("sac", "td3"),
+    "actor.critics": _OF_CRITICS,
+    "actor.critic_hidden": _OF_CRITICS,
+    "actor.layer_norm": _OF_CRITICS,
+    "actor.critic_lr": _OF_CRITICS,
 }
 
 

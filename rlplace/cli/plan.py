@@ -356,6 +356,7 @@ def _show(job: Prepared, form: str) -> None:
             print(
                 render_text(view)
                 + (f"\n\n{show.render_prediction(predicted())}" if seconds else "")
+                + (f"\n\n{job.changes_text}" if job.changes else "")
             )
 
 

@@ -220,10 +220,12 @@ def run_job(
         _show(
             f"{render_short(job.view)}{_seconds(job)}\nthe whole plan: plan.txt in the run's folder, or dry_run=true"
         )
+    if job.changes:
+        _show(f"\n{job.changes_text}")
     if lacking:
         _show(planned_only(lacking))
     if job.refused:
-        raise DoesNotFit(job.view.shortages)
+        raise DoesNotFit(job.all_shortages)
     if job.shortages:
         print(job.shortages, file=sys.stderr)
     found = resumed(job)

@@ -47,10 +47,11 @@ from rlplace.placement.machines.topology import Topology
 from rlplace.placement.memory.ledger import Measurements, MemoryCase
 from rlplace.placement.plan import Plan
 from rlplace.placement.show.svg import render_svg
-from rlplace.placement.show.text import render_text
+from rlplace.placement.show.text import render_diff, render_text
 from rlplace.placement.show.view import PlanView, view_plan
 from rlplace.report.callbacks import check_callbacks
 from rlplace.report.trackers import check_sinks
+from rlplace.runtime.changes import PlannedChange, plan_changes
 from rlplace.workers.launch.machines import declared_topology
 
 _JOB = "RAY_JOB_CONFIG_JSON_ENV_VAR"  # set in the processes of `ray job submit`
@@ -91,7 +92,8 @@ class Prepared:
     `config`: the config, with the keys of its models' config.json. `case`: the memory of the job. `view`: the plan as
     it is shown, which says whether the job fits into memory. `mapping`: the composed config as plain values. `sources`:
     key -> file and line of its value. `words`: a command line that composes the config; empty if it did not come from
-    one. `not_run`: reasons why the job can be planned but not run.
+    one. `not_run`: reasons why the job can be planned but not run. `changes`: the changes of the placement, each with
+    the job after it.
     """
 
     config: Any  # of the job's own type, with the keys of its models' config.json
@@ -102,6 +104,7 @@ class Prepared:
     sources: Mapping[str, Source]
     words: Sequence[str]  # a command line that composes the config, if it came from one
     not_run: tuple[Problem, ...]  # reasons why it can be planned but not run
+    changes: tuple[PlannedChange, ...] = ()  # of its placement during the run
 
     @property
     def text(self) -> str:
@@ -121,19 +124,49 @@ class Prepared:
         return self.view._repr_html_()
 
     @property
+    def fits(self) -> bool:
+        """Whether the job fits into memory, before and after each of its changes."""
+        return self.view.fits and all(each.job.view.fits for each in self.changes)
+
+    @property
     def refused(self) -> bool:
         """Whether a run is refused, because the job does not fit into memory and `memory.check` is "refuse"."""
-        return not self.view.fits and self.config.memory.check == "refuse"
+        return not self.fits and self.config.memory.check == "refuse"
+
+    @property
+    def all_shortages(self) -> list[Problem]:
+        """The memory shortages of the job, and those of the job after each of its changes."""
+        found = list(self.view.shortages)
+        for change in self.changes:
+            for short in change.job.view.shortages:
+                what = f"after iteration {change.after}: {short.what}"
+                found.append(dataclasses.replace(short, what=what))
+        return found
 
     @property
     def shortages(self) -> str:
         """The memory shortages as text; "" if the job fits. A note is added if the job may run despite a shortage."""
-        texts = [problem.render() for problem in self.view.shortages]
+        texts = [problem.render() for problem in self.all_shortages]
         if texts and not self.refused:
             texts.append(
                 "memory.check: warn forces the job: it may end where memory does"
             )
         return "\n".join(texts)
+
+    @property
+    def changes_text(self) -> str:
+        """The changes of the placement as text, each as the difference of two plans; "" without changes."""
+        texts = []
+        before = self.view
+        start = "start"
+        for change in self.changes:
+            left = dataclasses.replace(before, name=start)
+            start = f"after {change.after}"
+            right = dataclasses.replace(change.job.view, name=start)
+            title = f"change after iteration {change.after}, "
+            texts.append(f"{title}{render_diff(left, right)}")
+            before = change.job.view
+        return "\n\n".join(texts)
 
 
 def prepare(
@@ -197,15 +230,29 @@ def prepare(
     view = dataclasses.replace(
         view, shortages=tuple(with_sources(view.shortages, places))
     )
+    mapping = unplaced.without_unread(mapping, warnings)
+
+    def preparing(changed: Mapping[str, Any], at: Mapping[str, Source]) -> Prepared:
+        return prepare(
+            changed,
+            name=name,
+            sources=at,
+            words=words,
+            measured=measured,
+            simulator=simulator,
+            topology=topology,
+        )
+
     return Prepared(
         config=config,
         plan=plan,
         case=case,
         view=view,
-        mapping=unplaced.without_unread(mapping, warnings),
+        mapping=mapping,
         sources=places,
         words=words,
         not_run=tuple(problems),
+        changes=plan_changes(config, plan, mapping, places, preparing),
     )
 
 
@@ -358,7 +405,11 @@ def check_run(job: Prepared) -> list[Problem]:
     if config.dry_run and not lacking:
         found = job_of(config).dry_run_problems(config, job.plan)
         lacking = with_sources(found, job.sources)
-    return lacking
+    # A change may use machines that lack something
+    for change in job.changes:
+        after = change.job
+        lacking += check_launch(after.config, after.plan, after.sources)
+    return list(dict.fromkeys(lacking))
 
 
 def refused_dry(problems: Sequence[Problem]) -> list[Problem]:

@@ -31,6 +31,7 @@ from rlplace.placement.plan import Plan
 from rlplace.placement.show.text import render_diff
 from rlplace.placement.show.view import PlanView
 from rlplace.runtime import inputs
+from rlplace.runtime.changes import job_after
 from rlplace.runtime.inputs import INPUTS
 from rlplace.runtime.prepare import Prepared, prepare
 from rlplace.units import clipped
@@ -510,24 +511,38 @@ def _text(
         job.config, differences, checkpoint.iteration
     )
     if any(key.startswith("cluster.") for key in differences):
-        lines += _placements(job, mapping)
+        lines += _placements(job, mapping, checkpoint.iteration)
+    elif job.changes:
+        lines += _holding(job, checkpoint.iteration)
     return "\n".join(lines)
 
 
-def _placements(job: Prepared, mapping: Mapping[str, Any]) -> list[str]:
+def _holding(job: Prepared, iteration: int) -> list[str]:
+    """Return lines of text that say which of the job's placements holds after `iteration` iterations."""
+    done = [change.after for change in job.changes if change.after <= iteration]
+    if not done:
+        return []
+    return [f"    the placement is that of the change after iteration {done[-1]}"]
+
+
+def _placements(job: Prepared, mapping: Mapping[str, Any], iteration: int) -> list[str]:
     """Return lines of text that compare the plan of the checkpoint with the plan of the job.
 
-    `mapping`: the config of the checkpoint. Further lines name the components whose state or data is now divided among
+    `mapping`: the config of the checkpoint. `iteration`: iterations that are done, which decide which of the changes of
+    the placement hold. Further lines name the components whose state or data is now divided among
     a different number of ranks.
     """
     try:
         old = prepare(mapping, name="saved")
     except ProblemsError as error:  # machines or folders of then are not those of now
         return [f"    the plan of then cannot be made here: {error.problems[0].what}"]
-    view: PlanView = dataclasses.replace(job.view, name="now")
+    old = job_after(old, iteration)
+    new = job_after(job, iteration)
+    view: PlanView = dataclasses.replace(new.view, name="now")
     return [
+        *_holding(job, iteration),
         render_diff(old.view, view),
-        *_cut_anew(old.plan, job.plan, job_of(job.config).divided()),
+        *_cut_anew(old.plan, new.plan, job_of(job.config).divided()),
     ]
 
 

@@ -133,6 +133,16 @@ class NodeConfig:
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class ChangeConfig:
+    """A change of the placement while the run goes on, between two iterations."""
+
+    after: int = knob("iterations after which the components move", minimum=1)
+    component_placement: Mapping[str, object] = knob(
+        "new places of components; those that are not named stay where they are"
+    )
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class ClusterConfig:
     component_placement: Mapping[str, object] = knob(
         "which accelerators each component uses; kept verbatim"
@@ -158,6 +168,9 @@ class ClusterConfig:
     accelerator: AcceleratorConfig = block(AcceleratorConfig)
     allow_resident: tuple[str, ...] = knob(
         "components that may stay on accelerators others use", ()
+    )
+    changes: tuple[ChangeConfig, ...] = knob(
+        "changes of the placement during the run, in the order of iterations", ()
     )
     launcher: Literal["ray", "inline"] = knob(
         "ray: processes; inline: threads of this process, for debugging", "ray"

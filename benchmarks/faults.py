@@ -24,7 +24,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-import rlplace.runtime.run
+import rlplace.runtime.launched
 from rlplace.cli.train import main as train
 from rlplace.placement.language.spec import role_of
 from rlplace.workers.launch.cluster import Cluster
@@ -55,7 +55,7 @@ def main() -> None:
     )
     parser.add_argument("--output", default="runs/faults")
     options, overrides = parser.parse_known_args()
-    launched = rlplace.runtime.run.launch
+    launched = rlplace.runtime.launched.launch
 
     def launch(cluster: Cluster, job: Any) -> Any:
         groups = launched(cluster, job)
@@ -64,7 +64,7 @@ def main() -> None:
         ).start()
         return groups
 
-    rlplace.runtime.run.launch = launch
+    rlplace.runtime.launched.launch = launch
     words = [
         "--config-name",
         options.config,

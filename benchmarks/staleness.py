@@ -28,8 +28,9 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from rlplace.config import compose
 from rlplace.metrics import Metrics
 from rlplace.placement import Plan
+from rlplace.runtime.launched import job_spec
 from rlplace.runtime.prepare import prepare_composed
-from rlplace.runtime.run import job_spec, run
+from rlplace.runtime.run import run
 from rlplace.workers.roles.actor import LmActor
 from rlplace.workers.roles.rollout import TextRolloutWorker
 from tests.tiny_lm import tiny_model

@@ -77,8 +77,8 @@ def main() -> None:
 
 def ours(how: str, workers: int) -> dict[str, float]:
     from rlplace.config import compose
+    from rlplace.runtime.launched import job_spec, launch
     from rlplace.runtime.prepare import prepare_composed
-    from rlplace.runtime.run import job_spec, launch
     from rlplace.workers.launch.cluster import Cluster
     from rlplace.workers.ray_launch.launcher import RayLauncher
 

@@ -30,7 +30,7 @@ from rlplace.placement.flow import deliver_by_rank
 from rlplace.placement.machines.topology import Topology
 from rlplace.placement.memory.demands import Footprint
 from rlplace.placement.schedule import Residency
-from rlplace.runtime.run import JobSpec, job_spec
+from rlplace.runtime.launched import JobSpec, job_spec
 from rlplace.tokens import Request
 from rlplace.trajectory import Observation, Trajectory
 from rlplace.workers.arguments import (

@@ -32,7 +32,7 @@ from rlplace.placement.machines.topology import Topology
 from rlplace.placement.memory.demands import Footprint, HostPart
 from rlplace.placement.memory.model import read_model
 from rlplace.placement.schedule import Residency
-from rlplace.runtime.run import JobSpec, job_spec
+from rlplace.runtime.launched import JobSpec, job_spec
 from rlplace.tokens import Sample, Scores
 from rlplace.workers.arguments import (
     REFERENCE_WEIGHTS,

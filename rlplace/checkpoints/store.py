@@ -211,6 +211,22 @@ class Store:
         except OSError as error:
             raise OutputError.of(self._folder, error) from error
 
+    def adopt(self, copy: Checkpoint) -> Checkpoint:
+        """Copy a whole checkpoint from another folder, make it one of this run, and return it. Raises OutputError."""
+        part = self.begin(copy.iteration, ())
+        try:
+            shutil.copytree(copy.folder, part, dirs_exist_ok=True)
+            for folder, _, names in os.walk(part, topdown=False):
+                for name in names:
+                    _sync_file(Path(folder) / name)
+                _sync(Path(folder))
+            part.rename(part.with_suffix(""))
+            _sync(self._folder)
+        except OSError as error:
+            shutil.rmtree(part, ignore_errors=True)
+            raise OutputError.of(part, error) from error
+        return dataclasses.replace(copy, folder=part.with_suffix(""))
+
     def _surplus(self, newest: Checkpoint) -> list[Path]:
         """Return the folders of the checkpoints that `retain` removes."""
         others: list[Checkpoint] = []  # newest first
@@ -238,6 +254,15 @@ class Store:
 def _sync(folder: Path) -> None:
     """Wait until the names of a folder's files are on the disk. Raises OSError."""
     opened = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(opened)
+    finally:
+        os.close(opened)
+
+
+def _sync_file(file: Path) -> None:
+    """Wait until the content of a file is on the disk. Raises OSError."""
+    opened = os.open(file, os.O_RDONLY)
     try:
         os.fsync(opened)
     finally:
@@ -335,6 +360,13 @@ class Saver:
         Return None while the checkpoint is being written, and if no checkpoint was started.
         """
         return self._take(0.0)
+
+    def finish_within(self, timeout_s: float) -> Saved | None:
+        """Wait at most `timeout_s` seconds for the checkpoint that is being written, and return the result.
+
+        Return None if it is not complete by then; it goes on being written.
+        """
+        return self._take(timeout_s)
 
     def finish(self, timeout_s: float) -> Saved | None:
         """Wait at most `timeout_s` seconds for the checkpoint that is being written, and return the result.

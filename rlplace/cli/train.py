@@ -328,8 +328,9 @@ def _run(
     after each iteration.
     """
     from rlplace.execution.faults import History
+    from rlplace.runtime.launched import job_spec
     from rlplace.runtime.node_loss import go_on
-    from rlplace.runtime.run import job_spec, run
+    from rlplace.runtime.run import run
 
     spec = job_spec(job.config, job.plan)
     history = History()
@@ -346,6 +347,7 @@ def _run(
                 history=history,
                 command=command,
                 on_iteration=on_iteration,
+                changes=job.changes,
             )
         except NodeLost as error:
             signals.check()

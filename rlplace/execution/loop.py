@@ -418,6 +418,20 @@ class Loop:
             f"time/start_{part}_s": value for part, value in seconds.items()
         }
 
+    def changed(self, seconds: float) -> None:
+        """Add the seconds of a change of the placement before the next iteration to the metrics of that iteration."""
+        self._meanwhile |= {"time/change_s": seconds}
+
+    def ask(self, components: Iterable[str]) -> None:
+        """Have all ranks of `components` answer, so that a lost rank is noticed. Call it between two iterations.
+
+        Raises the same errors as `iteration`.
+        """
+        asked = tuple(components)
+        for attempt in self._attempts(self.version):
+            with attempt:
+                self._measure(asked)
+
     def count(self, fault: Fault) -> None:
         """Add the metrics of a fault that is not part of an iteration to the metrics of the next iteration."""
         self._meanwhile |= _added(self._meanwhile, fault_metrics([fault]))

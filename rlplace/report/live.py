@@ -99,20 +99,37 @@ class Display:
         self._notices: deque[str] = deque()
         self._over = threading.Event()
         self._ready = threading.Event()
+        # Held while the loop and the channels are read
+        self._reading = threading.Lock()
         self._thread: threading.Thread | None = None
 
     # ── what the run tells ───────────────────────────────────────────────────────────────────────────────────────────
 
     def watch(
-        self, loop: Watched, channels: Mapping[str, Channel], iterations: int
+        self,
+        loop: Watched,
+        channels: Mapping[str, Channel],
+        iterations: int,
+        active: Mapping[str, Sequence[str]] | None = None,
     ) -> None:
         """Show the state of `loop` and `channels` from now on.
 
-        `iterations`: number of iterations that are done already.
+        `iterations`: number of iterations that are done already. `active`: stage -> components at work; None: as
+        before.
         """
-        self._channels = channels
-        self._iterations = iterations
-        self._loop = loop
+        if active is not None:
+            self._active = active
+        with self._reading:
+            self._channels = channels
+            self._iterations = iterations
+            self._loop = loop
+
+    def rest(self) -> None:
+        """Stop to read the loop and the channels, until `watch` is called again. They may end after the return."""
+        with self._reading:
+            self._loop = None
+            self._channels = {}
+            self._began_s = time.monotonic()
 
     def __call__(
         self, iteration: int, env_steps: int, metrics: Mapping[str, float]
@@ -281,7 +298,8 @@ class Display:
             while not self._over.wait(pause_s):
                 began_s = time.thread_time()
                 self._give_notice()
-                block = self.block(time.monotonic(), view(self._channels))
+                with self._reading:
+                    block = self.block(time.monotonic(), view(self._channels))
                 live.update(block, refresh=True)
                 # A slow terminal is drawn less often.
                 pause_s = max(_REDRAW_S, (time.thread_time() - began_s) / _SHARE)

@@ -39,7 +39,7 @@ from rlplace.workers.launch.group import Pending, WorkerGroup, wait_all
 from rlplace.workers.worker import Worker
 
 if TYPE_CHECKING:  # the public names come without what a run needs
-    from rlplace.runtime.run import JobSpec
+    from rlplace.runtime.launched import JobSpec
 
 # Method of an RLinf worker -> our method that does the same.
 SAME: Mapping[str, str] = {
@@ -107,7 +107,7 @@ class JobOnCluster:
     """
 
     def __init__(self, cluster: Cluster, mapping: Mapping[str, Any]) -> None:
-        from rlplace.runtime.run import make_channels
+        from rlplace.runtime.launched import make_channels
 
         self.mapping = mapping
         self._cluster = cluster
@@ -147,7 +147,7 @@ class JobOnCluster:
         name. `strategy`: a placement strategy, which must result in the slots of the plan; None: no comparison.
         `worker`: a class derived from the planned worker class; None: the planned class.
         """
-        from rlplace.runtime.run import own_channels
+        from rlplace.runtime.launched import own_channels
 
         spec = self.spec
         placed = spec.plan.placement.components
@@ -488,8 +488,8 @@ def _spec_of(cluster: Cluster, mapping: Mapping[str, Any]) -> JobSpec:
 
     `mapping`: the config of the job. Raises the errors that `rlplace train` raises before its start.
     """
+    from rlplace.runtime.launched import job_spec
     from rlplace.runtime.prepare import check_run, prepare
-    from rlplace.runtime.run import job_spec
 
     prepared = prepare(mapping, simulator=True, topology=cluster.topology)
     if lacking := check_run(prepared):

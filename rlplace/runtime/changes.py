@@ -119,13 +119,17 @@ _NAME = PLACEMENT.rpartition(".")[2]
 
 def _placement_after(change: ChangeConfig, before: Plan) -> dict[str, object]:
     """Return the block `component_placement` after a change. `before`: the plan before it."""
-    named = placed_names(change.component_placement)
-    stays = {
-        name: place
-        for name, place in before.placement.canonical().items()
-        if name not in named
-    }
-    return stays | dict(change.component_placement)
+    given = change.component_placement
+    named = placed_names(given)
+    places: dict[str, object] = {}
+    # In the order of the placement before
+    for name, place in before.placement.canonical().items():
+        if name in given:
+            places[name] = given[name]
+        elif name not in named:
+            places[name] = place
+    # Lines of several components
+    return places | dict(given)
 
 
 def _sources_after(

@@ -12,7 +12,6 @@ import time
 import traceback
 from collections.abc import (
     Callable,
-    Collection,
     Iterable,
     Iterator,
     Mapping,
@@ -28,13 +27,10 @@ from rlplace import checkpoints, codes
 from rlplace.checkpoints.checkpoint import CONFIG, PLAN, RUN, Checkpoint
 from rlplace.checkpoints.find import find
 from rlplace.checkpoints.store import lock
-from rlplace.comm.channel import Channel, ChannelSpec
-from rlplace.comm.watchdog import Watchdog, view
+from rlplace.comm.watchdog import view
 from rlplace.config.open_job import OpenConfig
 from rlplace.config.worker_variables import THREADS, exported, not_given, variables_of
-from rlplace.contract.job import Job
-from rlplace.contract.registry import job_of, saved_mapping
-from rlplace.contract.stages import Work
+from rlplace.contract.registry import saved_mapping
 from rlplace.errors import (
     ConfigError,
     NodeLost,
@@ -43,21 +39,12 @@ from rlplace.errors import (
     RlplaceError,
     WorkerError,
 )
-from rlplace.execution.faults import Fault, History, Recovery, StateLost, faults_of
-from rlplace.execution.loop import Loop
-from rlplace.execution.memory_monitor import MemoryMonitor
-from rlplace.execution.overlap import loop_of
+from rlplace.execution.faults import Fault, History, StateLost, faults_of
 from rlplace.extras import versions_of
 from rlplace.foresight.known import FILE as PROFILE
-from rlplace.foresight.observe import Observations, machine, versions
-from rlplace.foresight.performance import Performance
-from rlplace.foresight.profile import Profile
-from rlplace.placement.channels import participants_of
+from rlplace.foresight.observe import machine, versions
 from rlplace.placement.counts import count_active
-from rlplace.placement.flow import DeviceDelivery
-from rlplace.placement.memory.ledger import MemoryCase
 from rlplace.placement.memory.records import record_measurements
-from rlplace.placement.plan import Plan
 from rlplace.placement.schedule import base_stage
 from rlplace.placement.show.svg import render_svg
 from rlplace.placement.show.text import render_text
@@ -83,64 +70,29 @@ from rlplace.report.trace import render_trace
 from rlplace.report.trackers import Sink, pages, state_of
 from rlplace.report.typed import Typed
 from rlplace.runtime import inputs
+from rlplace.runtime.changes import PlannedChange
 from rlplace.runtime.inputs import INPUTS
-from rlplace.runtime.saving import Saving
+from rlplace.runtime.launched import (
+    JobSpec,
+    Launched,
+    job_spec,
+    launched,
+    loaded,
+    slots_of,
+    watched,
+    went_back,
+    with_state,
+)
+from rlplace.runtime.replace import Change, PlanFrom, Replacing, holding, moved
 from rlplace.signals import Signals, Stopped
 from rlplace.tables import with_whole_word
 from rlplace.workers.launch.cluster import Cluster
 from rlplace.workers.launch.group import WorkerGroup, first_failure_s
-from rlplace.workers.launch.heartbeat import Heartbeat
-from rlplace.workers.worker import Worker
 
 LOGS = "logs"  # folder of worker output, in the run's folder
 # Iterations of a command after which components that never move report their bytes
 _MEASURED_AFTER = (1, 2, 4, 8)
 ERROR = "error.txt"  # file with the error that ended the run, if one did
-
-
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class JobSpec:
-    """Everything about a job that the function `run` needs; made by `job_spec`.
-
-    `workers`: component -> worker class. `arguments`: component -> config of its workers. `work`: the calls of an
-    iteration. `case`: the memory of the job. `performance`: profiles and predictions of the run. `given`: the profile
-    from which to predict; None: the profile that the run itself measures. `progress`: iterations, training time and
-    score so far.
-    """
-
-    job: Job
-    config: Any  # config of the job's own type
-    plan: Plan
-    workers: Mapping[str, type[Worker]]  # by component
-    arguments: Mapping[str, Any]  # the `config` of the workers, by component
-    work: Work  # the calls of an iteration
-    case: MemoryCase
-    performance: Performance  # profiles and predictions of the run
-    given: Profile | None  # profile to predict from; None: the run's own
-    progress: Progress
-
-
-def job_spec(config: Any, plan: Plan) -> JobSpec:
-    """Return the JobSpec of a planned job. The time of the run is counted from this call."""
-    job = job_of(config)
-    progress = Progress(measures=job.measures(config), began=time.perf_counter())
-    case = job.memory(config, plan, build=True)
-    workers = job.workers(config, plan)
-    performance = Performance(config, plan, case)
-    return JobSpec(
-        job=job,
-        config=config,
-        plan=plan,
-        workers={
-            component: workers[component] for component in plan.placement.components
-        },
-        arguments=job.arguments(config, plan, case),
-        work=job.work(config, plan.needs),
-        case=case,
-        performance=performance,
-        given=performance.given_profile(),
-        progress=progress,
-    )
 
 
 def run(
@@ -153,6 +105,7 @@ def run(
     history: History | None = None,
     command: Typed | None = None,
     on_iteration: Sequence[OnIteration] = (),
+    changes: Sequence[PlannedChange] = (),
 ) -> Path:
     """Train until the last iteration, the goal, or a signal. Return the run's folder.
 
@@ -160,7 +113,7 @@ def run(
     can end the run; None: no signal is handled. `resumed`: the checkpoint to continue from, in the folder of its run;
     None: a new run in a new folder. `history`: earlier faults of this run, if the run continues after NodeLost.
     `command`: the typed command, which is written into the folder. `on_iteration`: functions that are called after
-    each iteration; if one of them returns True, the run ends.
+    each iteration; if one of them returns True, the run ends. `changes`: changes of the placement during the run.
 
     The last printed line says where the trained policy is; if an error is raised, this text is added to the error as a
     note instead. Raises ClusterError before the training starts, WorkerError if a worker fails, NodeLost if machines
@@ -171,6 +124,8 @@ def run(
         if resumed is None
         else resumed.run
     )
+    plans = _plans(job, report, changes)
+    start = holding(plans, 0 if resumed is None else resumed.iteration)
     with lock(folder) as not_locked:
         if not_locked is not None:
             _tell(not_locked.render())
@@ -178,26 +133,25 @@ def run(
         read = inputs.inputs_of(resolved, job.workers)
         if read:
             _tell(f"read by the run, and compared at a resume: {inputs.shown(read)}")
+        config = saved_mapping(resolved)
         texts = {
-            CONFIG: yaml.safe_dump(saved_mapping(resolved), sort_keys=False),
-            PLAN: json.dumps(render_json(report), indent=1) + "\n",
+            CONFIG: yaml.safe_dump(config, sort_keys=False),
             INPUTS: inputs.written(read),
         }
-        for name, text in {
-            **texts,
-            "plan.txt": render_text(report) + "\n",
-            "plan.svg": render_svg(report),
-        }.items():
+        for name, text in texts.items():
             write_whole(folder / name, text)
+        _write_plan(folder, start.view)
         if command is not None:
             _keep(command, folder, job)
         (folder / ERROR).unlink(missing_ok=True)
         try:
             with _exported(job):
                 _run(
-                    job,
+                    plans,
+                    start,
                     folder,
                     texts,
+                    config,
                     signals or Signals(),
                     resumed,
                     history or History(),
@@ -219,6 +173,33 @@ def run(
             raise
     _tell(job.job.last_line(folder))
     return folder
+
+
+def _plans(
+    job: JobSpec, view: PlanView, changes: Sequence[PlannedChange]
+) -> list[PlanFrom]:
+    """Return the plans of a run in the order of iterations. `view`: the first plan as it is shown."""
+    plans = [PlanFrom(after=0, job=job, view=view)]
+    for change in changes:
+        prepared = change.job
+        # All plans of a run count in the same Progress
+        spec = dataclasses.replace(
+            job_spec(prepared.config, prepared.plan), progress=job.progress
+        )
+        plans.append(PlanFrom(after=change.after, job=spec, view=prepared.view))
+    return plans
+
+
+def _texts_of(plan: PlanFrom, texts: Mapping[str, str]) -> dict[str, str]:
+    """Return `texts`, file name -> text, with the plan that a checkpoint of these iterations keeps."""
+    return {**texts, PLAN: json.dumps(render_json(plan.view), indent=1) + "\n"}
+
+
+def _write_plan(folder: Path, view: PlanView) -> None:
+    """Write a plan into the run's folder as text, as a picture and as JSON. Raises OutputError."""
+    write_whole(folder / PLAN, json.dumps(render_json(view), indent=1) + "\n")
+    write_whole(folder / "plan.txt", render_text(view) + "\n")
+    write_whole(folder / "plan.svg", render_svg(view))
 
 
 def _exported(job: JobSpec) -> contextlib.AbstractContextManager[None]:
@@ -267,18 +248,25 @@ def _keep(command: Typed, folder: Path, job: JobSpec) -> None:
 
 
 def _run(
-    job: JobSpec,
+    plans: Sequence[PlanFrom],
+    start: PlanFrom,
     folder: Path,
     texts: Mapping[str, str],
+    config: Mapping[str, Any],
     signals: Signals,
     resumed: Checkpoint | None,
     history: History,
     on_iteration: Sequence[OnIteration],
 ) -> None:
+    """Run the iterations of a job, and write its summary.
+
+    `plans`: the plans of the run. `start`: the one that holds now. `folder`: the run's folder. `texts`: file name ->
+    text that is written into each checkpoint. `config`: the config as it is saved.
+    """
     began = time.perf_counter()
+    job = start.job
     runner = job.config.runner
     placement = job.plan.placement
-    schedule = job.plan.schedule
     if resumed is None and (begins := job.job.start_text(job.config)):
         _tell(begins)
     workers = ", ".join(f"{placement.world_size(c)} {c}" for c in placement.components)
@@ -290,60 +278,33 @@ def _run(
             before["progress"]
         )
     if resumed is not None:
-        job = dataclasses.replace(
-            job,
-            arguments=job.job.resumed_arguments(
-                job.arguments,
-                before.get("job", {}),
-                yaml.safe_load(resumed.text(CONFIG)),
-                resumed.iteration,
-            ),
-        )
-    callbacks = Callbacks(
-        runner.callbacks, folder, yaml.safe_load(texts[CONFIG]), on_iteration
-    )
-    display = Display(runner, _console(job), schedule.active)
+        saved_config = yaml.safe_load(resumed.text(CONFIG))
+        job = with_state(job, resumed, saved_config)
+    callbacks = Callbacks(runner.callbacks, folder, config, on_iteration)
+    display = Display(runner, _console(job), job.plan.schedule.active)
     with (
         callbacks,
         _shown(job, display, signals),
-        _cluster(job, folder) as cluster,
+        _cluster(plans, folder) as cluster,
         ExitStack() as opened,
     ):
-
-        def sinks(sizes: Mapping[str, int] | None) -> list[Sink]:
-            opened.close()
-            return [*opened.enter_context(_sinks(job, folder, texts, sizes)), display]
-
-        curves = sinks(before.get("files"))
-        with _naming_lost_nodes(
-            job, cluster, history, lambda: resumed.folder if resumed else folder
-        ):
-            groups = launch(cluster, job)
-            loop = loop_of(schedule)(
-                schedule,
-                groups,
-                _monitor(job),
-                runner,
-                job.work,
-                first=progress.iterations,
-            )
-            loop.started(cluster.start_s)
-            saving = Saving(
-                job.job,
-                job.config,
-                job.plan,
-                loop,
-                folder,
-                texts,
-                progress,
-                job.arguments,
-            )
-            for outlasted in history.ready(progress.train_s):
-                loop.count(outlasted)
-                _tell(outlasted)
-            loop.recovery = recovery_of(job, cluster, groups, saving, history)
-            if resumed is not None and (sizes := _loaded(loop, saving, resumed)):
-                curves = sinks(sizes)
+        driver = _Driver(
+            plans=plans,
+            plan=start,
+            folder=folder,
+            texts=texts,
+            config=config,
+            signals=signals,
+            history=history,
+            cluster=cluster,
+            display=display,
+            callbacks=callbacks,
+            opened=opened,
+            replacing=Replacing(cluster, folder, config, history),
+        )
+        driver.open_sinks(before.get("files"))
+        with driver.naming_lost_nodes(resumed.folder if resumed else folder):
+            driver.launch(job, resumed)
         # Raise a signal that library code may have swallowed.
         signals.check()
         progress.start_s += time.perf_counter() - began
@@ -358,48 +319,21 @@ def _run(
         if len(files) > shutil.get_terminal_size().columns:
             files = f"{with_whole_word('files:', str(folder))}\n  {note}"
         _tell(files)
-        channels = {
-            name: channel
-            for group in groups.values()
-            for name, channel in group.channels.items()
-        }
-        display.watch(loop, channels, progress.iterations)
+        driver.show()
         # Component -> saved model; None until the models are saved.
         policies: Mapping[str, Path] | None = None
         state = _not_ended(progress)
-        observed = job.performance.observations(lambda: view(channels))
         patience_s = (
             job.config.checkpoint.grace_s if job.config.checkpoint.on_signal else 0.0
         )
         try:
-            named = _naming_lost_nodes(
-                job, cluster, history, lambda: saving.newest, loop, groups.values()
-            )
             with (
                 _noted(state, signals),
-                _watched(job, cluster, groups, channels),
                 signals.patient(patience_s),
-                named,
+                driver.naming_lost_nodes(folder),
             ):
                 try:
-                    while policies is None:
-                        try:
-                            _train(
-                                job,
-                                cluster,
-                                loop,
-                                curves,
-                                callbacks,
-                                saving,
-                                signals,
-                                observed,
-                            )
-                            saving.last()
-                            saved = _policies(job, folder)
-                            loop.save(saved)
-                            policies = saved
-                        except StateLost:
-                            curves = sinks(_went_back(loop, saving))
+                    policies = driver.go()
                 except (RlplaceError, Stopped) as error:
                     if isinstance(error, RayDied):
                         _tell(
@@ -407,29 +341,193 @@ def _run(
                         )
                     if not signals.at_once:
                         ending = isinstance(error, RayDied) and not error.calls_go_on
-                        saving.rescue(ending=ending)
+                        driver.now.saving.rescue(ending=ending)
                     raise
         finally:
             display.close()
-            ended = (
-                summary(progress, folder)
-                | {"stages": list(dict.fromkeys(map(base_stage, schedule.stages)))}
-                | {"waits": waits_of(view(channels))}
-                | state
-                | saving.record()
-            )
-            if loop.recovery is not None:
-                ended["faults"] = faults_of(history, train_s=progress.train_s)
-            _report(
-                job,
-                folder,
-                ended | {"policy": _policy(policies)},
-                loop,
-                observed,
-                whole=policies is not None,
-            )
+            _report(driver, state, policies)
             callbacks.on_end(state["state"])
-        saving.require_last()
+        driver.now.saving.require_last()
+
+
+@dataclasses.dataclass(slots=True, kw_only=True)
+class _Driver:
+    """What a run keeps while its placement changes, and the plan that is launched now.
+
+    `plans`: all plans of the run, in the order of iterations. `plan`: the present one. `folder`: the run's folder.
+    `texts`: file name -> text that is written into each checkpoint. `config`: the config as it is saved. `opened`:
+    holds the open sinks. `replacing`: replaces the launched plan. `sinks`: receive the metrics of each iteration.
+    `changes`: the changes so far. `passed`: plans that were given up. `remarked`: remarks of the job that were printed.
+    """
+
+    plans: Sequence[PlanFrom]
+    plan: PlanFrom
+    folder: Path
+    texts: Mapping[str, str]
+    config: Mapping[str, Any]
+    signals: Signals
+    history: History
+    cluster: Cluster
+    display: Display
+    callbacks: Callbacks
+    opened: ExitStack
+    replacing: Replacing
+    sinks: Sequence[Sink] = ()
+    changes: list[Change] = dataclasses.field(default_factory=list)
+    passed: list[PlanFrom] = dataclasses.field(default_factory=list)
+    remarked: set[str] = dataclasses.field(default_factory=set)
+    launched: Launched | None = None
+
+    @property
+    def now(self) -> Launched:
+        """What is launched now."""
+        assert self.launched is not None, "launch comes first"
+        return self.launched
+
+    @property
+    def progress(self) -> Progress:
+        return self.plan.job.progress
+
+    def open_sinks(self, sizes: Mapping[str, int] | None) -> None:
+        """Open the sinks; earlier ones are closed. `sizes`: metric file -> its size to which it is cut; None: a new
+        run.
+        """
+        self.opened.close()
+        sinks = self.opened.enter_context(
+            open_sinks(
+                self.plan.job.config.runner.sinks,
+                self.folder,
+                _console(self.plan.job),
+                sizes,
+                self.config,
+            )
+        )
+        self.sinks = [*sinks, self.display]
+
+    def launch(self, job: JobSpec, resumed: Checkpoint | None) -> None:
+        """Launch the first plan of this command, and load the state of the checkpoint `resumed`.
+
+        `job`: the job with the arguments of workers that continue from `resumed`.
+        """
+        if len(self.plans) > 1:
+            # The accelerators of all plans, since others may take what is free
+            self.cluster.reserve(
+                [slot for plan in self.plans for slot in slots_of(plan.job.plan)]
+            )
+        texts = _texts_of(self.plan, self.texts)
+        now = launched(self.cluster, job, self.folder, texts, self.history)
+        self.launched = now
+        now.loop.started(self.cluster.start_s)
+        if resumed is not None and (sizes := loaded(now, resumed)):
+            self.open_sinks(sizes)
+
+    def show(self) -> None:
+        """Show the state of the loop and the channels on the terminal."""
+        now = self.now
+        active = now.job.plan.schedule.active
+        self.display.watch(now.loop, now.channels, self.progress.iterations, active)
+
+    def go(self) -> Mapping[str, Path]:
+        """Train to the end, and save the models. Return component -> its saved model."""
+        while True:
+            now = self.now
+            try:
+                state: Checkpoint | None = None
+                with watched(self.cluster, now):
+                    change = None
+                    due = self._train()
+                    if due is None:
+                        now.saving.last()
+                        saved = _policies(now.job, self.folder)
+                        now.loop.save(saved)
+                        return saved
+                    before = self.plan.job.plan
+                    change = Change(
+                        after=self.progress.iterations,
+                        moved=moved(before, due.job.plan),
+                    )
+                    state = self.replacing.save(now, due, change)
+                self._change(due, state, change)
+            except StateLost:
+                self.open_sinks(went_back(self.now))
+
+    def _change(self, due: PlanFrom, state: Checkpoint | None, change: Change) -> None:
+        """Replace the launched plan by the plan `due`, with the saved `state`; keep it if that is not possible."""
+        self.changes.append(change)
+        if state is not None:
+            self.display.rest()
+            texts = {plan: _texts_of(plan, self.texts) for plan in (self.plan, due)}
+            now, sizes = self.replacing.replace(
+                self.now, self.plan, due, state, texts, change
+            )
+            self.launched = now
+            if sizes is not None:
+                self.open_sinks(sizes)
+            now.loop.changed(change.seconds)
+        if change.kept:
+            self.passed.append(due)
+        else:
+            _write_plan(self.folder, due.view)
+            self.plan = due
+        _tell(change)
+        self.show()
+
+    def _due(self) -> PlanFrom | None:
+        """Return the plan that is to replace the present one before the next iteration; None if there is none."""
+        holds = holding(self.plans, self.progress.iterations)
+        # After a return to an earlier checkpoint, the present plan stays
+        if holds.after <= self.plan.after or holds in self.passed:
+            return None
+        return holds
+
+    def _train(self) -> PlanFrom | None:
+        """Run iterations until the placement has to change; return the next plan. Return None at the end of the run."""
+        return _train(
+            self.now,
+            self.cluster,
+            self.sinks,
+            self.callbacks,
+            self.signals,
+            self.remarked,
+            self._due,
+        )
+
+    @contextlib.contextmanager
+    def naming_lost_nodes(self, folder: Path) -> Iterator[None]:
+        """Return a context manager that replaces an error by NodeLost, if the run was ready and has lost nodes.
+
+        An error after the death of a process of Ray is replaced by RayDied. `folder`: folder of the checkpoint to
+        continue from, if nothing is launched.
+        """
+        try:
+            yield
+        except RlplaceError as error:
+            if isinstance(error, RayDied):
+                raise
+            if (died := self.cluster.ray_died()) is not None:
+                raise died from error
+            lost = {}
+            if self.history.ready_s is not None:
+                lost = self.cluster.lost_nodes()
+            if not lost:
+                raise
+            under_way_s = 0.0
+            groups: Sequence[WorkerGroup] = ()
+            if self.launched is not None:
+                folder = self.launched.saving.newest
+                groups = tuple(self.launched.groups.values())
+            failed_at_s = first_failure_s(groups)
+            if self.launched is not None and self.launched.loop.began_s is not None:
+                under_way_s = failed_at_s - self.launched.loop.began_s
+            raise _node_lost(
+                self.plan.job,
+                self.history,
+                lost,
+                error,
+                failed_at_s,
+                under_way_s,
+                folder,
+            ) from error
 
 
 def _not_ended(progress: Progress) -> dict[str, Any]:
@@ -440,14 +538,6 @@ def _not_ended(progress: Progress) -> dict[str, Any]:
     before = {"iterations": progress.iterations, "train_s": progress.train_s}
     return {"state": "failed"} | (
         {"before_resume": before} if progress.iterations else {}
-    )
-
-
-def _monitor(job: JobSpec) -> MemoryMonitor:
-    return MemoryMonitor(
-        job.case,
-        verify=job.config.memory.verify,
-        tell=lambda found: _tell(found.render()),
     )
 
 
@@ -466,21 +556,6 @@ def _noted(state: dict[str, str], signals: Signals) -> Iterator[None]:
         raise
 
 
-def _sinks(
-    job: JobSpec,
-    folder: Path,
-    texts: Mapping[str, str],
-    sizes: Mapping[str, int] | None,
-) -> contextlib.AbstractContextManager[list[Sink]]:
-    return open_sinks(
-        job.config.runner.sinks,
-        folder,
-        _console(job),
-        sizes,
-        yaml.safe_load(texts[CONFIG]),
-    )
-
-
 def _shown(
     job: JobSpec, display: Display, signals: Signals
 ) -> contextlib.AbstractContextManager[object]:
@@ -489,14 +564,17 @@ def _shown(
     return contextlib.nullcontext()
 
 
-def _cluster(job: JobSpec, folder: Path) -> Cluster:
-    cluster = job.config.cluster
+def _cluster(plans: Sequence[PlanFrom], folder: Path) -> Cluster:
+    """Return the cluster on which all plans of a run are launched. `folder`: the run's folder."""
+    job = plans[0].job
     topology = job.plan.topology
+    ledgers = [plan.job.case.ledger() for plan in plans]
     shared = {
-        node.rank: job.case.ledger().shared_bytes(node.rank) for node in topology.nodes
+        node.rank: max(ledger.shared_bytes(node.rank) for ledger in ledgers)
+        for node in topology.nodes
     }
     return Cluster.from_config(
-        cluster,
+        job.config.cluster,
         topology,
         shared_bytes=shared,
         tell=lambda line: _tell(fitted(line, 4)),
@@ -512,61 +590,6 @@ def _tell(line: object) -> None:
 
 def _console(job: JobSpec) -> Console:
     return job.job.console(job.config, job.plan)
-
-
-@contextlib.contextmanager
-def _watched(
-    job: JobSpec,
-    cluster: Cluster,
-    groups: Mapping[str, WorkerGroup],
-    channels: Mapping[str, Channel],
-) -> Iterator[None]:
-    """Return a context manager in which stalled channels are reported, and workers that do not answer are detected.
-
-    `groups`: component -> its workers. Workers that are threads of this process are not checked.
-    """
-    stall_s = job.config.runner.watchdog_s
-    heartbeat_s = job.config.faults.heartbeat_s
-    with ExitStack() as watching:
-        if stall_s:
-            watching.enter_context(Watchdog(channels, stall_s=stall_s))
-        if heartbeat_s and cluster.restarts_workers:
-            watching.enter_context(Heartbeat(tuple(groups.values()), heartbeat_s))
-        yield
-
-
-@contextlib.contextmanager
-def _naming_lost_nodes(
-    job: JobSpec,
-    cluster: Cluster,
-    history: History,
-    newest: Callable[[], Path],
-    loop: Loop | None = None,
-    groups: Collection[WorkerGroup] = (),
-) -> Iterator[None]:
-    """Return a context manager that replaces an error by NodeLost, if the run was ready and has lost nodes.
-
-    An error after the death of a process of Ray is replaced by RayDied.
-
-    `newest`: returns the folder of the newest checkpoint. `loop`: the running loop; None before the loop exists.
-    `groups`: the launched worker groups.
-    """
-    try:
-        yield
-    except RlplaceError as error:
-        if isinstance(error, RayDied):
-            raise
-        if (died := cluster.ray_died()) is not None:
-            raise died from error
-        if history.ready_s is None or not (lost := cluster.lost_nodes()):
-            raise
-        failed_at_s = first_failure_s(groups)
-        under_way_s = (
-            0.0 if loop is None or loop.began_s is None else failed_at_s - loop.began_s
-        )
-        raise _node_lost(
-            job, history, lost, error, failed_at_s, under_way_s, newest()
-        ) from error
 
 
 def _node_lost(
@@ -612,73 +635,6 @@ def _node_lost(
     return NodeLost(problem, frozenset(lost), folder)
 
 
-def _loaded(
-    loop: Loop, saving: Saving, resumed: Checkpoint
-) -> Mapping[str, int] | None:
-    """Make the workers load the checkpoint `resumed`.
-
-    If a worker with state is lost meanwhile, take the run back to its newest checkpoint, which loads state again.
-    Return None if this was not necessary; else return metric file -> its size in bytes at the time of the newest
-    checkpoint.
-    """
-    try:
-        print(
-            f"continues after iteration {resumed.iteration}{saving.load(resumed)}",
-            flush=True,
-        )
-    except StateLost:
-        return _went_back(loop, saving)
-    return None
-
-
-def _went_back(loop: Loop, saving: Saving) -> Mapping[str, int]:
-    """Take the run back to its newest checkpoint, or to its start if it has no checkpoint.
-
-    Return metric file -> its size in bytes at that point of the run.
-    """
-    assert loop.recovery is not None, (
-        "without it, no state is lost for the run to outlast"
-    )
-    while True:
-        with contextlib.suppress(StateLost):
-            return saving.go_back(loop.recovery)
-
-
-def recovery_of(
-    job: JobSpec,
-    cluster: Cluster,
-    groups: Mapping[str, WorkerGroup],
-    saving: Saving,
-    history: History,
-) -> Recovery | None:
-    """Return the object that replaces lost workers during the run; None if the first failure ends the run.
-
-    `groups`: component -> its workers. `saving`: knows the newest checkpoint. `history`: gets a record of each fault.
-    """
-    config = job.config
-    plan = job.plan
-    if not (config.faults.restarts and cluster.restarts_workers):
-        return None
-    kept = set(job.job.replaced_by_going_back(config, plan))
-    # A rank can neither leave a GPU transfer group nor join it later.
-    joined = set[str]()
-    for delivery in plan.deliveries:
-        if isinstance(delivery, DeviceDelivery):
-            joined |= {delivery.source, delivery.target}
-    return Recovery(
-        cluster,
-        groups,
-        config.faults,
-        history,
-        tell=_tell,
-        patience_s=config.runner.stage_timeout_s,
-        replaceable=job.job.replaceable(config, plan),
-        kept=kept | joined,
-        joined=joined,
-        without_state=saving.without_state,
-    )
-
-
 def _policies(job: JobSpec, folder: Path) -> Mapping[str, Path]:
     """Return component -> path at which the component's model is saved. `folder`: the folder of the run."""
     return job.job.saved_models(job.config, job.plan, folder)
@@ -696,19 +652,33 @@ def _policy(policies: Mapping[str, Path] | None) -> str | None:
 
 
 def _report(
-    job: JobSpec,
-    folder: Path,
-    ended: dict[str, Any],
-    loop: Loop,
-    observed: Observations,
-    *,
-    whole: bool,
+    driver: _Driver, state: Mapping[str, Any], policies: Mapping[str, Path] | None
 ) -> None:
     """Write the measurements, the summary and the pictures of a run into its folder, and print the summary.
 
-    `ended`: the entries of the summary so far. `observed`: the measured calls of the iterations. `whole`: whether the
-    run has reached its end; only then the measured seconds are compared with the predicted seconds.
+    Memory, use of accelerators and calls are those with the last placement. `state`: the first entries of the summary.
+    `policies`: component -> its saved model; None: the run has not reached its end, so measured seconds are not
+    compared with predicted seconds.
     """
+    now = driver.now
+    job = now.job
+    folder = driver.folder
+    loop = now.loop
+    observed = now.observed
+    whole = policies is not None
+    progress = job.progress
+    ended: dict[str, Any] = (
+        summary(progress, folder)
+        | {"stages": list(dict.fromkeys(map(base_stage, job.plan.schedule.stages)))}
+        | {"waits": waits_of(view(now.channels))}
+        | dict(state)
+        | now.saving.record()
+    )
+    if driver.changes:
+        ended["changes"] = [change.record() for change in driver.changes]
+    if loop.recovery is not None:
+        ended["faults"] = faults_of(driver.history, train_s=progress.train_s)
+    ended["policy"] = _policy(policies)
     usage = loop.usage
     held = loop.memory.held
     placement = job.plan.placement
@@ -774,27 +744,30 @@ def new_remarks(lines: Iterable[str], said: set[str]) -> list[str]:
 
 
 def _train(
-    job: JobSpec,
+    now: Launched,
     cluster: Cluster,
-    loop: Loop,
     sinks: Sequence[Sink],
     callbacks: Callbacks,
-    saving: Saving,
     signals: Signals,
-    observed: Observations,
-) -> None:
+    remarked: set[str],
+    due: Callable[[], PlanFrom | None],
+) -> PlanFrom | None:
     """Run iterations until the last iteration, the goal or a signal, with evaluations on held-out data in between.
 
     A policy version is evaluated before it is saved, and its evaluation is in the line of metrics of the iteration that
     made it. The version from which a command starts has a line of its own, unless an earlier command has evaluated it.
 
-    `sinks`: receive the metrics of each iteration. `observed`: receives the seconds of each iteration that does not
-    follow an evaluation.
+    `now`: what is launched. `sinks`: receive the metrics of each iteration. `remarked`: remarks that were printed.
+    `due`: returns the plan that is to replace the present one before the next iteration; None if there is none. Return
+    such a plan; None at the end of the run.
     """
+    job = now.job
+    loop = now.loop
+    saving = now.saving
+    observed = now.observed
     config = job.config
     progress = job.progress
     runner = config.runner
-    remarked: set[str] = set()
     first = progress.iterations
     is_open = isinstance(config, OpenConfig)
 
@@ -820,6 +793,8 @@ def _train(
         show(numbers | {"policy/version": float(progress.iterations)})
     while not signals.asked and not _ends(job):
         cluster.check(idle=True)
+        if (plan := due()) is not None:
+            return plan
         at = progress.iterations
         # An iteration whose first stages ran in an evaluation is not typical, so it is no observation.
         typical = not loop.has_begun
@@ -856,6 +831,7 @@ def _train(
                 f"stopped: no gain in {runner.eval_patience} evaluations; "
                 f"the best is of version {progress.best_version}"
             )
+    return None
 
 
 def _ends(job: JobSpec) -> bool:
@@ -886,55 +862,6 @@ def _evaluates_now(job: JobSpec, signals: Signals, *, ends: bool) -> bool:
     if not every or signals.asked or version in job.progress.evaluations:
         return False
     return ends or version % every == 0
-
-
-def launch(cluster: Cluster, job: JobSpec) -> dict[str, WorkerGroup]:
-    """Launch all worker groups of the plan together, with its channels. Return component -> its group."""
-    plan = job.plan
-    slots = {
-        component: tuple(plan.placement.slots(component))
-        for component in plan.placement.components
-    }
-    cluster.start()
-    cluster.reserve([slot for placed in slots.values() for slot in placed])
-    channels = make_channels(cluster, job)
-    facts = job.job.facts(job.config, plan)
-    builders = {}
-    for component, placed in slots.items():
-        builder = job.workers[component].create_group(job.arguments[component], facts)
-        builders[component] = (builder, placed, own_channels(job, channels, component))
-    return cluster.launch_all(builders)
-
-
-def make_channels(cluster: Cluster, job: JobSpec) -> dict[str, Channel]:
-    """Make the channels of the plan, and return them by name."""
-    plan = job.plan
-    return {
-        c.name: cluster.channel(
-            ChannelSpec(
-                name=c.name,
-                capacity_items=c.capacity_items,
-                keys=c.keys,
-                participants=participants_of(c, plan.placement),
-                timeout_s=job.config.runner.channel_timeout_s,
-                source=c.source,
-                target=c.target,
-            ),
-            c.locations(),
-        )
-        for c in plan.channels
-    }
-
-
-def own_channels(
-    job: JobSpec, channels: Mapping[str, Channel], component: str
-) -> dict[str, Channel]:
-    """Return name -> channel, for the channels into which a component puts items or from which it takes items."""
-    return {
-        c.name: channels[c.name]
-        for c in job.plan.channels
-        if component in (c.source, c.target)
-    }
 
 
 def make_folder(parent: Path) -> Path:

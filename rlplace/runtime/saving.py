@@ -41,6 +41,8 @@ _LIBRARIES = (
     "mujoco",
     "numpy",
 )
+# between two questions to the ranks that write the state for other workers
+_ASK_S = 0.5
 # seconds to wait for a checkpoint with a lost rank: the rank has written its part by now, or never will
 _DEAD_S = 5.0
 
@@ -180,6 +182,66 @@ class Saving:
             )
             raise NotSaved(older)
 
+    def hand_over(self, folder: Path) -> Checkpoint | None:
+        """Save the state for other workers that continue from it, and wait until it is complete.
+
+        Return the checkpoint: the one of this moment that the run has made already, or a new one below `folder`. Return
+        None, after the reason is printed, if the state cannot be written. `folder`: where only the new workers look for
+        it; no other checkpoint is removed. Raises StateLost.
+        """
+        self._finish()
+        iterations = self._progress.iterations
+        newest = self._newest
+        if newest is not None and self._saved == newest.iteration == iterations:
+            if newest.ranks.keys() >= self._ranks.keys():
+                return newest
+        store = Store(folder, keep_last=1, keep_best=0)
+        saver = Saver(store, timeout_s=self._longest_s)
+        components = tuple(self._ranks)
+        try:
+            part = store.begin(iterations, components)
+        except OutputError as error:
+            print(f"no state for other workers: {error}", file=sys.stderr)
+            return None
+        self._loop.write_state(part, components)
+        saver.start(part, self._contents(components))
+        until = time.monotonic() + self._longest_s
+        saved = saver.finish_within(_ASK_S)
+        while saved is None and time.monotonic() < until:
+            # A rank that has died writes nothing, and is noticed only if it is asked
+            try:
+                self._loop.ask(components)
+            except StateLost:
+                saver.finish(0.0)
+                raise
+            if self._writer_was_replaced():
+                break
+            saved = saver.finish_within(_ASK_S)
+        if saved is None:
+            saved = saver.finish(0.0)
+        if saved is not None and saved.error is not None:
+            print(saved.error, file=sys.stderr)
+        return None if saved is None else saved.checkpoint
+
+    def follow(self, before: Saving, *, from_copy: bool) -> None:
+        """Continue the records of another Saving of the same run, after the state was loaded.
+
+        `from_copy`: whether the state was loaded from a copy that is removed. The newest checkpoint is then the one of
+        `before`.
+        """
+        if from_copy:
+            self._newest = before._newest
+            self._saved = -1 if self._newest is None else self._newest.iteration
+        self._start = before._start
+        self._seconds += before._seconds
+
+    def keep(self, copy: Checkpoint) -> None:
+        """Make a checkpoint of the run from a copy of the state elsewhere. If this fails, only print the reason."""
+        try:
+            self._newest = self._store.adopt(copy)
+        except OutputError as error:
+            print(f"no checkpoint of {copy.folder}: {error}", file=sys.stderr)
+
     def rescue(self, *, ending: bool = False) -> None:
         """After a failure, save the state after the last complete iteration, for all components except env.
 
@@ -256,11 +318,17 @@ class Saving:
             )
             return
         self._loop.write_state(part, components)
+        self._saver.start(part, self._contents(components))
+        self._saved = iterations
+        self._seconds += time.perf_counter() - began
+
+    def _contents(self, components: tuple[str, ...]) -> Contents:
+        """Return what a checkpoint of this moment has beside the state of `components`."""
         # Metrics of samples generated ahead; None if not all components are saved.
         generated = (
             self._loop.generated if len(components) == len(self._ranks) else None
         )
-        contents = Contents(
+        return Contents(
             ranks={c: self._ranks[c] for c in components},
             texts={
                 **self._texts,
@@ -272,9 +340,6 @@ class Saving:
             score=self._progress.score,
             libraries=versions_of(_LIBRARIES),
         )
-        self._saver.start(part, contents)
-        self._saved = iterations
-        self._seconds += time.perf_counter() - began
 
     def _driver_state(self) -> dict[str, Any]:
         return {

@@ -19,7 +19,7 @@ from typing import Any
 
 import psutil
 
-import rlplace.runtime.run
+import rlplace.runtime.launched
 from rlplace.execution.loop import Loop
 from rlplace.execution.overlap import Overlap
 from rlplace.runtime.saving import Saving
@@ -51,7 +51,7 @@ def hurt(cluster: Cluster, name: str, rank: int, after_s: float, number: str) ->
 
 
 def main(config: str, overrides: list[str], faults: list[list[Any]]) -> int:
-    launched, iterate = rlplace.runtime.run.launch, Loop.iteration
+    launched, iterate = rlplace.runtime.launched.launch, Loop.iteration
     doing = {kind: kind._do for kind in (Loop, Overlap)}
 
     def launch(cluster: Cluster, job: Any) -> Any:
@@ -117,7 +117,7 @@ def main(config: str, overrides: list[str], faults: list[list[Any]]) -> int:
 
     clusters: list[Cluster] = []
     saved, Saving.after_iteration = Saving.after_iteration, after_iteration
-    rlplace.runtime.run.launch, Loop.iteration = launch, iteration
+    rlplace.runtime.launched.launch, Loop.iteration = launch, iteration
     for kind in doing:
         kind._do = method_of(kind)
     from rlplace.cli.train import main as train

@@ -15,8 +15,9 @@ from rlplace.metrics import Metrics
 from rlplace.placement import Plan
 from rlplace.placement.schedule import Residency
 from rlplace.placement.show.view import view_plan
+from rlplace.runtime.launched import job_spec
 from rlplace.runtime.prepare import prepare_composed
-from rlplace.runtime.run import job_spec, run
+from rlplace.runtime.run import run
 from rlplace.workers.roles.env import VectorEnvWorker
 from rlplace.workers.roles.rollout import VectorRolloutWorker
 from rlplace.workers.worker import MoveReport

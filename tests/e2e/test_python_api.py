@@ -22,8 +22,8 @@ from rlplace.config import compose
 from rlplace.errors import CallbackError, ConfigError, DoesNotFit
 from rlplace.placement import Plan
 from rlplace.placement.schedule import Residency
+from rlplace.runtime.launched import job_spec, launch
 from rlplace.runtime.prepare import prepare_composed
-from rlplace.runtime.run import job_spec, launch
 from rlplace.signals import Stopped
 from rlplace.workers.launch.cluster import Cluster
 from rlplace.workers.launch.group import wait_all

@@ -21,9 +21,9 @@ from rlplace.execution.faults import Fault, History
 from rlplace.report.summary import SIMULATED, Progress
 from rlplace.report.typed import Typed
 from rlplace.runtime import node_loss
+from rlplace.runtime.launched import JobSpec, job_spec
 from rlplace.runtime.prepare import Prepared, prepare
 from rlplace.runtime.resume import resumed
-from rlplace.runtime.run import JobSpec, job_spec
 from rlplace.runtime.run import run as train
 from rlplace.signals import Signals
 
@@ -138,7 +138,7 @@ def test_a_loss_while_workers_are_started_again_is_another_loss(
         )
 
     monkeypatch.setattr("rlplace.runtime.run.Cluster", Machines)
-    monkeypatch.setattr("rlplace.runtime.run.launch", launch)
+    monkeypatch.setattr("rlplace.runtime.launched.launch", launch)
     before, history, checkpoint = (
         job(),
         History(),

@@ -591,6 +591,33 @@ class Cluster:
             wait_all(setups)
         self._launcher.empty(self._channels.values())
 
+    # ── other groups on the same machines ────────────────────────────────────────────────────────────────────────────
+
+    def retire(self) -> None:
+        """End all groups with their processes, and remove all channels, within a limited time.
+
+        The machines, Ray and the reservation stay, so other groups can be launched under the same names. Ends of the
+        channels must not be used any more. `start_s` counts anew. Raise ClusterError if another node does not answer.
+        """
+        close_all(list(self._groups.values()))
+        with deferred():
+            self._launcher.retire()
+        self._groups = {}
+        self._specs = {}
+        self._channels = {}
+        self._of_weights = set()
+        self._mailboxes = {}
+        self.start_s = {}
+        self._began = time.perf_counter()
+
+    def shared_folder(self, slots: Iterable[Slot]) -> Path | None:
+        """Return the job's folder in shared memory if all `slots` are on the node of this process; else None.
+
+        The folder is removed when the job ends, also if this process is killed. With the inline launcher, there is
+        none.
+        """
+        return self._launcher.shared_folder({slot.node for slot in slots})
+
     def move(self, component: str, rank: int) -> list[Slot]:
         """Plan other accelerators of the same node for a rank, and for all other ranks that use the rank's present
         accelerators.
@@ -883,6 +910,18 @@ class InlineLauncher:
     def empty(self, channels: Iterable[Channel]) -> None:
         for channel in channels:
             channel.reset()
+
+    def retire(self) -> None:
+        """Break and forget all channels. The threads of the workers end by themselves."""
+        for channel in self._channels:
+            channel.break_("the placement changes")
+        self._channels.clear()
+        self._lending = Lending()
+        self._claims = ProcessClaims()
+        self._account = MemoryAccount(self._topology.memory_bytes)
+
+    def shared_folder(self, nodes: Collection[int]) -> Path | None:
+        return None
 
     def _make(self, spec: GroupSpec, slot: Slot) -> WorkerHandle:
         device = make_device(

@@ -14,7 +14,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
@@ -165,6 +165,24 @@ class JobChannels:
         `owners`: names of the workers. Raise ClusterError if the node does not answer.
         """
         self._node(node).release(tuple(owners))
+
+    def folder_here(self, nodes: Collection[int]) -> Path | None:
+        """Return the job folder of the driver's node if all of `nodes` are this node; else None."""
+        here = self._place.node
+        if here == DRIVER_APART or set(nodes) != {here}:
+            return None
+        return self._node(here).folder()
+
+    def clear(self) -> None:
+        """Remove all channels and buffers of weights, so that channels with the same names can be created.
+
+        Job folders stay. Raise ClusterError if another node does not answer.
+        """
+        self._place.ends.close()
+        self._addresses = {}
+        self._servers = {}
+        for node in self._nodes.values():
+            node.clear()
 
     def close(self) -> None:
         nodes = self._nodes
@@ -318,22 +336,35 @@ class NodeChannels:
             self._server.add(channel.spec.name, channel)
         return self._server.start()
 
+    def clear(self) -> None:
+        """Remove the channels, the channel server and the buffers of weights. The job folder stays."""
+        for channel in self._channels:
+            # The segments of items that are left become free
+            with contextlib.suppress(ChannelError):
+                channel.reset()
+        self._remove("the placement changes")
+        self.drop_weights()
+
     def close(self) -> None:
         """Break the channels and remove the job folder, within a limited time. A second call does nothing."""
+        self._remove("the cluster was closed")
+        self._folder.close()
+        self._guard.dismiss()
+
+    def _remove(self, why: str) -> None:
+        """Break and remove all channels, and end the channel server. `why`: the reason, for errors."""
         channels = self._channels
         self._channels = []
         for channel in channels:
             # A stopped process may hold the lock of a channel.
             with contextlib.suppress(ChannelError):
-                channel.break_("the cluster was closed")
+                channel.break_(why)
         if self._server is not None:
             self._server.close()
             self._server = None
         for channel in channels:
             channel.destroy()
             channel.detach()
-        self._folder.close()
-        self._guard.dismiss()
 
 
 class RemoteNode:

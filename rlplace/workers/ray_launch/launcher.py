@@ -263,25 +263,49 @@ class RayLauncher:
         self._await_ray()
         # These workers may have been in other slots before.
         owners = {slot.owner for slot in slots}
-        for worker in [
-            worker for worker in self._workers if worker.slot.owner in owners
-        ]:
+        self._end([w for w in self._workers if w.slot.owner in owners], patience_s=0.0)
+        return self._launch(
+            specs, [slot for spec in specs for slot in spec.slots if slot in slots]
+        )
+
+    def retire(self) -> None:
+        """End all workers with their processes, and remove all channels. Ray, templates and reservations stay.
+
+        Raise ClusterError if another node does not answer, RayDied if Ray has died.
+        """
+        self._await_ray()
+        self._end(list(self._workers), patience_s=_END_S)
+        # The object stays: channels look up processes in it
+        self._shared.clear()
+        if self._channels is not None:
+            self._channels.clear()
+
+    def shared_folder(self, nodes: Collection[int]) -> Path | None:
+        """Return the job folder of the driver's node if it is the only one of `nodes`; else None."""
+        if self._channels is None:
+            return None
+        return self._channels.folder_here(nodes)
+
+    def _end(self, workers: Sequence[RayWorker], patience_s: float) -> None:
+        """End `workers` with their processes, and release their memory on emulated accelerators.
+
+        `patience_s`: the most seconds to wait for processes on this machine, before they are killed.
+        """
+        for worker in workers:
             worker.end()
             self._workers.remove(worker)
+        owners = {worker.slot.owner for worker in workers}
         ended = [
             self._processes.pop(slot)
             for slot in list(self._processes)
             if slot.owner in owners
         ]
-        self._end_processes(ended, patience_s=0.0)
+        self._end_processes(ended, patience_s)
         assert self._channels is not None, "start makes the folders"
-        for node in {slot.node for slot in slots}:
+        for node in {worker.slot.node for worker in workers}:
             self._channels.release(
-                node, [slot.owner for slot in slots if slot.node == node]
+                node, [w.slot.owner for w in workers if w.slot.node == node]
             )
-        return self._launch(
-            specs, [slot for spec in specs for slot in spec.slots if slot in slots]
-        )
 
     def lost_nodes(self) -> dict[int, str]:
         """Return the nodes of the job that are lost: node number -> address.

@@ -96,12 +96,13 @@ class Change:
 
 def moved(before: Plan, after: Plan) -> dict[str, tuple[str, str]]:
     """Return component -> its places in both plans, for the components that move."""
+    old = before.placement
+    new = after.placement
+    written = old.canonical()
     found = {}
-    for name in after.placement.components:
-        old = before.placement.spec(name).render()
-        new = after.placement.spec(name).render()
-        if old != new:
-            found[name] = (old, new)
+    for name, place in new.canonical().items():
+        if place != written.get(name):
+            found[name] = (old.spec(name).render(), new.spec(name).render())
     return found
 
 

@@ -432,20 +432,19 @@ class _Driver:
         while True:
             now = self.now
             try:
-                state: Checkpoint | None = None
                 with watched(self.cluster, now):
-                    change = None
                     due = self._train()
                     if due is None:
                         now.saving.last()
                         saved = _policies(now.job, self.folder)
                         now.loop.save(saved)
                         return saved
-                    before = self.plan.job.plan
-                    change = Change(
-                        after=self.progress.iterations,
-                        moved=moved(before, due.job.plan),
-                    )
+                    differences = moved(self.plan.job.plan, due.job.plan)
+                    if not differences:
+                        # The change before was given up, and this one takes it back
+                        self.plan = due
+                        continue
+                    change = Change(after=self.progress.iterations, moved=differences)
                     state = self.replacing.save(now, due, change)
                 self._change(due, state, change)
             except StateLost:
@@ -457,8 +456,11 @@ class _Driver:
         if state is not None:
             self.display.rest()
             texts = {plan: _texts_of(plan, self.texts) for plan in (self.plan, due)}
+            before = self.now
+            # Its channels end now, whatever comes after
+            self.launched = dataclasses.replace(before, channels={})
             now, sizes = self.replacing.replace(
-                self.now, self.plan, due, state, texts, change
+                before, self.plan, due, state, texts, change
             )
             self.launched = now
             if sizes is not None:

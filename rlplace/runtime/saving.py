@@ -192,9 +192,9 @@ class Saving:
         self._finish()
         iterations = self._progress.iterations
         newest = self._newest
-        if newest is not None and self._saved == newest.iteration == iterations:
-            if newest.ranks.keys() >= self._ranks.keys():
-                return newest
+        is_now = newest is not None and self._saved == newest.iteration == iterations
+        if newest is not None and is_now and newest.ranks.keys() >= self._ranks.keys():
+            return newest
         store = Store(folder, keep_last=1, keep_best=0)
         saver = Saver(store, timeout_s=self._longest_s)
         components = tuple(self._ranks)
@@ -239,6 +239,7 @@ class Saving:
         """Make a checkpoint of the run from a copy of the state elsewhere. If this fails, only print the reason."""
         try:
             self._newest = self._store.adopt(copy)
+            self._saved = self._newest.iteration
         except OutputError as error:
             print(f"no checkpoint of {copy.folder}: {error}", file=sys.stderr)
 

@@ -1,0 +1,68 @@
+"""A run in which a rank is killed in the middle of the first change of the placement. For tests; arguments as JSON.
+
+`python -m tests.e2e.hurt_change '{"config": ..., "overrides": [...], "moment": "load", "rank": ["actor", 0]}'`. The
+moments are "save", after the ranks were asked to save and before their files are waited for; "setup", before the new
+workers are set up; "load", before the new workers load. With `rank` null, the driver kills itself.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+from collections.abc import Callable
+from typing import Any
+
+from rlplace.checkpoints.store import Saver
+from rlplace.execution.loop import Loop
+from rlplace.runtime.replace import Replacing
+from rlplace.workers.launch.cluster import Cluster
+from tests.e2e.faulty_run import process_of
+
+
+def main(
+    config: str, overrides: list[str], moment: str, rank: tuple[str, int] | None
+) -> int:
+    clusters: list[Cluster] = []
+    changing: list[Replacing] = []
+
+    def hurt() -> None:
+        if not changing:
+            return
+        if rank is None:
+            os.kill(os.getpid(), signal.SIGKILL)
+            return
+        process = process_of(clusters[0], *rank)
+        process.kill()
+        process.wait()
+        print(f"sent SIGKILL to {rank[0]} rank {rank[1]}", flush=True)
+        # Once
+        changing.clear()
+
+    def before(kind: type, name: str, act: Callable[..., None]) -> None:
+        method = getattr(kind, name)
+
+        def replaced(self: Any, *arguments: Any, **more: Any) -> Any:
+            act(self)
+            return method(self, *arguments, **more)
+
+        setattr(kind, name, replaced)
+
+    before(Cluster, "start", lambda cluster: clusters.append(cluster))
+    if moment == "save":
+        before(Replacing, "save", changing.append)
+        before(Saver, "start", lambda saver: hurt())
+    else:
+        before(Replacing, "replace", changing.append)
+    if moment == "setup":
+        before(Cluster, "_set_up", lambda cluster: hurt())
+    if moment == "load":
+        before(Loop, "read_state", lambda loop: hurt())
+    from rlplace.cli.train import main as train
+
+    return train(["--config-name", config, *overrides])
+
+
+if __name__ == "__main__":
+    sys.exit(main(**json.loads(sys.argv[1])))

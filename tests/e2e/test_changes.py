@@ -1,0 +1,145 @@
+"""A placement that changes while a run on Ray goes on: the curve of a resumed run, and ranks that die in the change."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from rlplace.comm.shared_memory.folder import SHARED_MEMORY
+from tests.e2e.language import tiny
+from tests.e2e.test_resume import CONSTANT, numbers
+from tests.e2e.test_resume_llm import SEEDED, curve
+from tests.e2e.training import ROOT, SMALL, Finished, finish, placed, train
+
+pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.timeout(900)]
+
+HERE = (*SMALL, *CONSTANT, *placed("0-3", "0-1", "2-3"), "runner.seed=3")
+THERE = placed("0-1", "2-3", "2-3")
+AWAY = "{after: 2, component_placement: {actor: 0-1, env: 2-3}}"
+BACK = "{after: 4, component_placement: {actor: 0-3, env: 0-1}}"
+
+
+def iterations(number: int) -> str:
+    return f"runner.total_iterations={number}"
+
+
+@pytest.fixture(scope="module")
+def changed(tmp_path_factory: pytest.TempPathFactory) -> Finished:
+    """A run whose actor and simulators move after two iterations, and back after four."""
+    folder = tmp_path_factory.mktemp("changed")
+    changes = f"cluster.changes=[{AWAY}, {BACK}]"
+    return train("hybrid_ppo", folder, *HERE, iterations(6), changes)
+
+
+def test_a_run_changes_and_goes_back_with_the_numbers_of_a_resumed_run(
+    changed: Finished, tmp_path: Path
+) -> None:
+    assert changed.code == 0, changed.err
+    train("hybrid_ppo", tmp_path, *HERE, iterations(2))
+    train("hybrid_ppo", tmp_path, *HERE, *THERE, iterations(4), "resume=auto")
+    resumed = train("hybrid_ppo", tmp_path, *HERE, iterations(6), "resume=auto")
+    assert resumed.code == 0, resumed.err
+    assert numbers(changed) == numbers(resumed)
+    changes = changed.summary()["changes"]
+    assert [change["after"] for change in changes] == [2, 4]
+    assert {change["where"] for change in changes} == {"shared memory"}
+
+
+def hurt(output: Path, moment: str, rank: tuple[str, int] | None) -> Finished:
+    words = [*HERE, iterations(6), f"cluster.changes=[{AWAY}, {BACK}]"]
+    asked = {
+        "config": "hybrid_ppo",
+        "overrides": [f"runner.output_dir={output}", *words],
+        "moment": moment,
+        "rank": rank,
+    }
+    command = [sys.executable, "-u", "-m", "tests.e2e.hurt_change", json.dumps(asked)]
+    process = subprocess.Popen(
+        command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    return finish(process, output)
+
+
+@pytest.mark.parametrize("rank", [("actor", 0), ("env", 1)])
+def test_a_rank_that_dies_while_it_loads_is_replaced(
+    changed: Finished, tmp_path: Path, rank: tuple[str, int]
+) -> None:
+    run = hurt(tmp_path, "load", rank)
+    assert run.code == 0, run.err
+    assert "sent SIGKILL" in run.out
+    assert [change["kept"] for change in run.summary()["changes"]] == ["", ""]
+    assert len(run.summary()["faults"]["events"]) == 1
+    assert run.metrics()[-1]["env_steps"] == changed.metrics()[-1]["env_steps"]
+    assert numbers(run)[1]["env/return"] == numbers(changed)[1]["env/return"]
+    # All ranks load the state of the change again
+    assert [line["actor/approx_kl"] for line in run.metrics()] == [
+        line["actor/approx_kl"] for line in changed.metrics()
+    ]
+
+
+def test_a_rank_that_dies_while_it_is_set_up_brings_the_placement_before_back(
+    tmp_path: Path,
+) -> None:
+    run = hurt(tmp_path, "setup", ("env", 1))
+    assert run.code == 0, run.err
+    # The second change would go back to where everything is
+    (change,) = run.summary()["changes"]
+    assert change["kept"].startswith("env rank 1")
+    assert len(run.metrics()) == 6
+
+
+@pytest.mark.parametrize("rank", [("actor", 1), ("env", 0)])
+def test_a_rank_that_dies_while_it_saves_loses_no_iteration_for_good(
+    tmp_path: Path, rank: tuple[str, int]
+) -> None:
+    run = hurt(tmp_path, "save", rank)
+    assert run.code == 0, run.err
+    assert "sent SIGKILL" in run.out
+    assert [line["iteration"] for line in run.metrics()] == [1, 2, 3, 4, 5, 6]
+    changes = run.summary()["changes"]
+    assert changes[-1]["after"] == 4
+
+
+def test_a_driver_that_is_killed_in_a_change_leaves_nothing_in_shared_memory(
+    tmp_path: Path,
+) -> None:
+    before = set(SHARED_MEMORY.glob("rlplace-*"))
+    run = hurt(tmp_path, "load", None)
+    assert run.code == -9
+    subprocess.run(["sleep", "5"], check=True)
+    assert set(SHARED_MEMORY.glob("rlplace-*/change")) == set()
+    assert before >= set(SHARED_MEMORY.glob("rlplace-*"))
+
+
+def test_a_language_model_changes_with_the_curve_of_a_resumed_run(
+    model: Path, tmp_path: Path
+) -> None:
+    job = (*tiny(model), *SEEDED, *placed("0-1", "0", "1-2"))
+    change = "{after: 1, component_placement: {actor: '0', rollout: 2-3}}"
+    changed = train(
+        "hybrid_grpo_llm",
+        tmp_path / "changed",
+        *job,
+        iterations(3),
+        f"cluster.changes=[{change}]",
+    )
+    assert changed.code == 0, changed.err
+    train("hybrid_grpo_llm", tmp_path / "cut", *job, iterations(1))
+    there = placed("0", "0", "2-3")
+    resumed = train(
+        "hybrid_grpo_llm",
+        tmp_path / "cut",
+        *job,
+        *there,
+        iterations(3),
+        "resume=auto",
+    )
+    assert resumed.code == 0, resumed.err
+    for numbers_of_one, expected in zip(curve(changed), curve(resumed), strict=True):
+        assert numbers_of_one == pytest.approx(expected, rel=1e-4)
+    tokens = changed.summary()["tokens_learned"]
+    assert tokens == resumed.summary()["tokens_learned"]

@@ -221,7 +221,8 @@ def run_job(
             f"{render_short(job.view)}{_seconds(job)}\nthe whole plan: plan.txt in the run's folder, or dry_run=true"
         )
     if job.changes:
-        _show(f"\n{job.changes_text}")
+        whole = job.config.dry_run or job.refused
+        _show(f"\n{job.changes_text}" if whole else job.changes_short)
     if lacking:
         _show(planned_only(lacking))
     if job.refused:

@@ -114,6 +114,18 @@ def job_after(job: Prepared, iterations: int) -> Prepared:
     return holds
 
 
+def moved(before: Plan, after: Plan) -> dict[str, tuple[str, str]]:
+    """Return component -> its places in both plans, for the components that move."""
+    old = before.placement
+    new = after.placement
+    written = old.canonical()
+    found = {}
+    for name, place in new.canonical().items():
+        if place != written.get(name):
+            found[name] = (old.spec(name).render(), new.spec(name).render())
+    return found
+
+
 _NAME = PLACEMENT.rpartition(".")[2]
 
 

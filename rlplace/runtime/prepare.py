@@ -51,7 +51,7 @@ from rlplace.placement.show.text import render_diff, render_text
 from rlplace.placement.show.view import PlanView, view_plan
 from rlplace.report.callbacks import check_callbacks
 from rlplace.report.trackers import check_sinks
-from rlplace.runtime.changes import PlannedChange, plan_changes
+from rlplace.runtime.changes import PlannedChange, moved, plan_changes
 from rlplace.workers.launch.machines import declared_topology
 
 _JOB = "RAY_JOB_CONFIG_JSON_ENV_VAR"  # set in the processes of `ray job submit`
@@ -152,6 +152,18 @@ class Prepared:
                 "memory.check: warn forces the job: it may end where memory does"
             )
         return "\n".join(texts)
+
+    @property
+    def changes_short(self) -> str:
+        """A line for each change of the placement, with the components that move; "" without changes."""
+        lines = []
+        before = self.plan
+        for change in self.changes:
+            after = change.job.plan
+            moves = [f"{c} {a} -> {b}" for c, (a, b) in moved(before, after).items()]
+            lines.append(f"change after iteration {change.after}: {', '.join(moves)}")
+            before = after
+        return "\n".join(lines)
 
     @property
     def changes_text(self) -> str:

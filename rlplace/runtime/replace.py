@@ -24,7 +24,6 @@ from rlplace.checkpoints.checkpoint import Checkpoint
 from rlplace.comm.shared_memory.folder import free_bytes
 from rlplace.errors import RayDied, RlplaceError
 from rlplace.execution.faults import History
-from rlplace.placement.plan import Plan
 from rlplace.placement.schedule import Residency
 from rlplace.placement.show.view import PlanView
 from rlplace.runtime.launched import (
@@ -92,18 +91,6 @@ class Change:
             f"{head}: {moves}; {self.seconds:.1f} s (save {self.save_s:.1f}, end {self.end_s:.1f}, "
             f"launch {self.launch_s:.1f}, load {self.load_s:.1f}), {show_bytes(self.bytes)} in {self.where}"
         )
-
-
-def moved(before: Plan, after: Plan) -> dict[str, tuple[str, str]]:
-    """Return component -> its places in both plans, for the components that move."""
-    old = before.placement
-    new = after.placement
-    written = old.canonical()
-    found = {}
-    for name, place in new.canonical().items():
-        if place != written.get(name):
-            found[name] = (old.spec(name).render(), new.spec(name).render())
-    return found
 
 
 class Replacing:

@@ -70,7 +70,7 @@ from rlplace.report.trace import render_trace
 from rlplace.report.trackers import Sink, pages, state_of
 from rlplace.report.typed import Typed
 from rlplace.runtime import inputs
-from rlplace.runtime.changes import PlannedChange
+from rlplace.runtime.changes import PlannedChange, moved
 from rlplace.runtime.inputs import INPUTS
 from rlplace.runtime.launched import (
     JobSpec,
@@ -83,7 +83,7 @@ from rlplace.runtime.launched import (
     went_back,
     with_state,
 )
-from rlplace.runtime.replace import Change, PlanFrom, Replacing, holding, moved
+from rlplace.runtime.replace import Change, PlanFrom, Replacing, holding
 from rlplace.signals import Signals, Stopped
 from rlplace.tables import with_whole_word
 from rlplace.workers.launch.cluster import Cluster

@@ -1,4 +1,4 @@
-"""A run in which a rank is killed in the middle of the first change of the placement. For tests; arguments as JSON.
+"""A run in which a rank is killed in the middle of each change of the placement. For tests; arguments as JSON.
 
 `python -m tests.e2e.hurt_change '{"config": ..., "overrides": [...], "moment": "load", "rank": ["actor", 0]}'`. The
 moments are "save", after the ranks were asked to save and before their files are waited for; "setup", before the new
@@ -37,7 +37,7 @@ def main(
         process.kill()
         process.wait()
         print(f"sent SIGKILL to {rank[0]} rank {rank[1]}", flush=True)
-        # Once
+        # Once in each change
         changing.clear()
 
     def before(kind: type, name: str, act: Callable[..., None]) -> None:

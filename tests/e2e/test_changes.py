@@ -72,13 +72,11 @@ def test_a_rank_that_dies_while_it_loads_is_replaced(
     assert run.code == 0, run.err
     assert "sent SIGKILL" in run.out
     assert [change["kept"] for change in run.summary()["changes"]] == ["", ""]
-    assert len(run.summary()["faults"]["events"]) == 1
-    assert run.metrics()[-1]["env_steps"] == changed.metrics()[-1]["env_steps"]
-    assert numbers(run)[1]["env/return"] == numbers(changed)[1]["env/return"]
-    # All ranks load the state of the change again
-    assert [line["actor/approx_kl"] for line in run.metrics()] == [
-        line["actor/approx_kl"] for line in changed.metrics()
-    ]
+    # In both changes, all ranks load the state of the change again
+    assert len(run.summary()["faults"]["events"]) == 2
+    for line, expected in zip(numbers(run), numbers(changed), strict=True):
+        line.pop("faults/restarts", None)
+        assert line == expected
 
 
 def test_a_rank_that_dies_while_it_is_set_up_brings_the_placement_before_back(

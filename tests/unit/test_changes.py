@@ -128,7 +128,12 @@ def test_memory_is_proven_after_each_change() -> None:
 
 
 def test_the_differences_of_all_changes_are_shown() -> None:
-    text = job(f"{change(5, 'env: 0-7')}, {change(9, 'env: 0-1')}").changes_text
+    planned = job(f"{change(5, 'env: 0-7')}, {change(9, 'env: 0-1')}")
+    assert planned.changes_short.splitlines() == [
+        "change after iteration 5: env 0-3 -> 0-7",
+        "change after iteration 9: env 0-7 -> 0-1",
+    ]
+    text = planned.changes_text
     assert "change after iteration 5, diff: " in text
     assert "change after iteration 9, diff: " in text
     assert job("").changes_text == ""

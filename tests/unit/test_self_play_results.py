@@ -7,9 +7,9 @@ from xml.etree import ElementTree
 
 import pytest
 import yaml
-from benchmarks.self_play import PAGE, PICTURE, RECIPE, SEEDS, kept, picture, table_of
 
 from benchmarks import self_play
+from benchmarks.self_play import PAGE, PICTURE, RECIPE, SEEDS, kept, picture, table_of
 
 KEPT = kept()
 

@@ -256,6 +256,15 @@ def test_a_network_takes_its_likeliest_moves_and_legal_ones_alone(game) -> None:
     assert values.shape == own.move.shape
 
 
+def test_a_network_sees_whose_piece_it_is(small) -> None:
+    net = network.Network(small, width=16, seed=0)
+    boards = torch.zeros(3, 9)
+    boards[1, 4] = 1.0
+    boards[2, 4] = -1.0
+    _, values = net(boards)
+    assert len(values.unique()) == 3
+
+
 def test_a_network_learns_from_the_side_of_the_player_to_move(small) -> None:
     """The move that won becomes likelier; values are near to the results of the players that saw the boards."""
     net = network.Network(small, width=32, seed=0)

@@ -371,6 +371,7 @@ ABSENT = {
         ),
         "runner.eval_every says when held-out prompts are asked",
     ),
+    "policy": "the networks are perceptrons; actor.hidden has the sizes of their layers",
     "vllm_mode": "where engines are follows from component_placement",
     "vllm_sync_backend": "the transport of the weights follows from the placement",
     "vllm_sync_with_ray": "the transport of the weights follows from the placement",

@@ -810,7 +810,14 @@ def key_meant(
     `written`: the whole config, with the options as keys at its top. `job`, `config`: kind and type of the config.
     """
     places = places_in(config, job)
+    typed = name
     name = _in_our_blocks(name, places)
+    component = name.partition(".")[0]
+    placed = value_at(written, PLACEMENT)
+    is_left_out = isinstance(placed, Mapping) and component not in placed
+    if "." in name and component in COMPONENTS and is_left_out:
+        reason = f"the config places no {component}"
+        return KeyMeant(f"leave out {typed}", reason)
     role, _, leaf = name.partition(".model.")
     if leaf and job == MARKED and f"{role}.model" in places:
         size = MODEL_NAMES.get(leaf, leaf)
@@ -853,6 +860,9 @@ def _in_our_blocks(name: str, places: Sequence[str]) -> str:
     *above, leaf = name.split(".")
     path = ""
     for step in above:
+        if not path and OTHER_COMPONENTS.get(step):
+            path = OTHER_COMPONENTS[step]
+            continue
         at = f"{path}.{step}".removeprefix(".")
         ours = key_of(path, step)
         if at not in places and ours is not None:

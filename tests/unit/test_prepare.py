@@ -959,7 +959,7 @@ def test_an_unplaced_block_of_a_shipped_config_is_told() -> None:
         "algorithm.kl_coef=0",
     )
     assert unplaced("rlhf_tiny") == []
-    assert unplaced(*reference) == [("unused-block", "reference.dtype")]
+    assert unplaced(*reference) == [("unused-block", "reference.enable_offload")]
     assert unplaced(*reference, "~reference") == []
     # A run saves its config without the block, so that another run can be started with it
     (composed,) = with_hydra(reference)

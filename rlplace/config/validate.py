@@ -736,6 +736,8 @@ def config_schema() -> dict[str, Any]:
     keys: dict[str, Any] = {
         "type": "object",
         "anyOf": [{"required": [key]} for key in MODEL_KEYS],
+        # A model with a kind says by it which job it is for
+        "not": {"required": ["kind"]},
     }
     conditions = [_having(key, {"enum": values}) for key, values in marks().items()]
     choice: dict[str, Any] = {

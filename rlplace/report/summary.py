@@ -607,7 +607,7 @@ def _own_rows(report: Mapping[str, Any]) -> Rows:
     if first is not None and last is not None:
         name = report["score_name"]
         yield name, f"{first:,.4g} -> {last:,.4g}   (first, last iteration)"
-    evaluations = list(report["evaluations"].items())
+    evaluations = list(report.get("evaluations", {}).items())
     if evaluations:
         # A single evaluation is first and last
         ends = dict([evaluations[0], evaluations[-1]])
@@ -629,7 +629,7 @@ def _text_rows(report: Mapping[str, Any]) -> Rows:
     last = _reward(report["return_last"])
     yield "reward", f"{first} -> {last}   (first, last iteration)"
 
-    evaluations = list(report["evaluations"].items())
+    evaluations = list(report.get("evaluations", {}).items())
     if evaluations:
         # A single evaluation is first and last.
         ends = dict([evaluations[0], evaluations[-1]])

@@ -52,6 +52,7 @@ FOLDERS = (
     "profile=runs/",
     "my_configs/",
     "my_job.yaml",
+    "replay.demonstrations=",
     "<",
 )  # of the reader's own
 

@@ -38,6 +38,10 @@ def ends_of(schedule: Schedule) -> Mapping[str, Ends]:
     components = dict.fromkeys(c for active in schedule.active.values() for c in active)
     scorers, scored = scorers_of(components), scored_in(schedule)
     learned = stage_of(schedule, "actor", "learn")
+    if "read" in schedule.stages:
+        # Of fine-tuning on written answers; an evaluation reads and learns nothing, but needs the same two components
+        rows = Ends("read", learned)
+        return {"samples": rows, "samples.held_out": rows}
     taken = stage_of(schedule, "actor", "infer") or (scored if scorers else learned)
     ends = {
         "observations": Ends("rollout", "rollout"),

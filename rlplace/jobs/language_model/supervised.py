@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Collection, Iterable, Iterator, Mapping
+from pathlib import Path
 
 from rlplace.checks import evaluation, machines, names, processes, waste
 from rlplace.checks.rule import Rule, broken
@@ -156,10 +157,7 @@ class SupervisedJob(LanguageModelJob):
     def launch_problems(
         self, config: LanguageModelJobConfig, plan_: Plan
     ) -> Iterable[Problem]:
-        # Imported here: a plan reads no rows
-        from rlplace.workers.roles.answered_rows import check_rows
-
-        return actor_problems(config, check_rows)
+        return actor_problems(config, _row_problems)
 
     # ── its run ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -266,6 +264,14 @@ def _channels(
         config.runner.usual_eval_prompts + ends,
         "held-out rows, which the actor takes while env reads more, and the end of each env rank",
     )
+
+
+def _row_problems(config: LanguageModelJobConfig, folder: Path) -> Iterable[Problem]:
+    """Return the problems of the rows that can be checked before a run. `folder`: of the model."""
+    # Imported here: a plan reads no rows
+    from rlplace.workers.roles.answered_rows import check_rows
+
+    return check_rows(config, folder)
 
 
 def _held_out_problems(config: LanguageModelJobConfig) -> Iterator[Problem]:

@@ -306,8 +306,8 @@ def test_missing_blanks_and_braces_are_written(
         (["hybrid_pp0"], "no such config, did you mean 'hybrid_ppo'?", "hybrid_ppo"),
         (
             ["hybrid_ppo", "--total-timesteps", "8192"],
-            "no such option; it is a key",
-            "runner.total_iterations=<8192 / (total_num_envs x rollout_steps)>",
+            "no such option",
+            "runner.total_iterations=2",
         ),
         (
             ["--config-name=hybrid_pppo"],

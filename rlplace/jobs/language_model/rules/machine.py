@@ -53,9 +53,7 @@ def launch_problems(config: LanguageModelJobConfig, plan: Plan) -> Iterator[Prob
     """Yield a problem for each library or file that is missing or unfit on this machine for a run of the plan."""
     if config.rollout.engine == "vllm":
         yield from _vllm_problems(config, plan)
-    from rlplace.workers.roles.prompts import check_prompts
-
-    yield from actor_problems(config, check_prompts)
+    yield from actor_problems(config, _prompt_problems)
     for component in plan.placement.components:
         block = config.block_of(component)
         key = config.key_of(component)
@@ -68,6 +66,14 @@ def launch_problems(config: LanguageModelJobConfig, plan: Plan) -> Iterator[Prob
             path = block.model.get("path")
         if path is not None:
             yield from weights_problems(Path(str(path)), f"{key}.model.path")
+
+
+def _prompt_problems(config: LanguageModelJobConfig, folder: Path) -> Iterable[Problem]:
+    """Return the problems of the prompts that can be checked before a run. `folder`: of the model."""
+    # Imported here: it needs NumPy
+    from rlplace.workers.roles.prompts import check_prompts
+
+    return check_prompts(config, folder)
 
 
 def _vllm_problems(config: LanguageModelJobConfig, plan: Plan) -> Iterator[Problem]:

@@ -135,6 +135,7 @@ def test_targets_have_the_bits_of_the_source_in_the_tensors_that_they_had(
     assert sampler.versions().wait() == [[0, 1, 2, 3, 4]] * 3
 
 
+@MOSTLY_INLINE
 def test_a_sync_reports_the_size_of_the_weights_and_what_moved(
     synced: Synced, launcher: str
 ) -> None:

@@ -35,6 +35,7 @@ def learn(output: Path, *overrides: str) -> Finished:
     return run
 
 
+@pytest.mark.slow
 def test_a_resumed_run_goes_on_to_the_same_numbers(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -650,7 +650,14 @@ _ABOUT_COMPARISONS = re.compile("equals everything|brings|changes")
 
 
 @pytest.mark.usefixtures("all_layers")
-@pytest.mark.parametrize("trick", TRICKS)
+@pytest.mark.parametrize(
+    "trick",
+    [
+        # Each starts processes; the default tests have every third one
+        pytest.param(trick, marks=pytest.mark.slow if number % 3 else ())
+        for number, trick in enumerate(TRICKS)
+    ],
+)
 def test_no_trick_passes_a_test_or_raises(
     trick: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -16,7 +16,7 @@ from typing import Any
 
 from rlplace.checkpoints.store import Saver
 from rlplace.execution.loop import Loop
-from rlplace.runtime.replace import Replacing
+from rlplace.runtime.replace import PlanFrom, Replacing
 from rlplace.workers.launch.cluster import Cluster
 from tests.e2e.faulty_run import process_of
 
@@ -26,6 +26,8 @@ def main(
 ) -> int:
     clusters: list[Cluster] = []
     changing: list[Replacing] = []
+    # Iterations before the changes that were hurt: an attempt after a return to a checkpoint is left alone
+    hurt_in = set[int]()
 
     def hurt() -> None:
         if not changing:
@@ -39,28 +41,32 @@ def main(
         process.kill()
         process.wait()
         print(f"sent SIGKILL to {rank[0]} rank {rank[1]}", flush=True)
-        # Once in each change
         changing.clear()
+
+    def begin(replacing: Replacing, plan: object, due: PlanFrom, *_: object) -> None:
+        if due.after not in hurt_in:
+            hurt_in.add(due.after)
+            changing.append(replacing)
 
     def before(kind: type, name: str, act: Callable[..., None]) -> None:
         method = getattr(kind, name)
 
         def replaced(self: Any, *arguments: Any, **more: Any) -> Any:
-            act(self)
+            act(self, *arguments)
             return method(self, *arguments, **more)
 
         setattr(kind, name, replaced)
 
     before(Cluster, "start", lambda cluster: clusters.append(cluster))
     if moment == "save":
-        before(Replacing, "save", changing.append)
-        before(Saver, "start", lambda saver: hurt())
+        before(Replacing, "save", begin)
+        before(Saver, "start", lambda *_: hurt())
     else:
-        before(Replacing, "replace", changing.append)
+        before(Replacing, "replace", lambda it, *_: changing.append(it))
     if moment == "setup":
-        before(Cluster, "_set_up", lambda cluster: hurt())
+        before(Cluster, "_set_up", lambda *_: hurt())
     if moment == "load":
-        before(Loop, "read_state", lambda loop: hurt())
+        before(Loop, "read_state", lambda *_: hurt())
     from rlplace.cli.train import main as train
 
     return train(["--config-name", config, *overrides])

@@ -104,7 +104,8 @@ def test_a_learned_model_is_a_start_and_a_teacher(
     # Engine and actor have the same weights
     assert line["actor/mismatch"] < 1e-4
     if name == "distill":
-        assert line["actor/kl_teacher_token"] > 0
+        # The mean over few sampled tokens may be below 0
+        assert line["actor/kl_teacher_token"] != 0
 
 
 MESSAGES = [

@@ -27,6 +27,7 @@ OPTIONAL = {
         "datasets",
         "grpc",
         "gymnasium",
+        "h5py",
         "imageio",
         "jsonschema",
         "math_verify",

@@ -213,7 +213,8 @@ def check_two_episodes(steps: Steps) -> None:
 
 
 def test_episodes_of_minari_are_read(tmp_path: Path) -> None:
-    h5py = pytest.importorskip("h5py")
+    import h5py
+
     seen, taken = of_two_episodes()
     (tmp_path / "data").mkdir()
     with h5py.File(tmp_path / "data" / "main_data.hdf5", "w") as file:
@@ -235,7 +236,8 @@ def test_episodes_of_minari_are_read(tmp_path: Path) -> None:
 def test_steps_of_d4rl_are_read_as_far_as_their_next_ones_are_known(
     tmp_path: Path,
 ) -> None:
-    h5py = pytest.importorskip("h5py")
+    import h5py
+
     seen, taken = of_two_episodes()
     path = str(tmp_path / "steps.hdf5")
     arrays = {
@@ -275,7 +277,8 @@ def test_without_h5py_the_command_that_installs_it_is_said(
 
 
 def test_observations_with_several_entries_are_refused(tmp_path: Path) -> None:
-    h5py = pytest.importorskip("h5py")
+    import h5py
+
     path = str(tmp_path / "main_data.hdf5")
     with h5py.File(path, "w") as file:
         file["episode_0/observations/camera"] = np.ones((4, 2, 2))

@@ -35,13 +35,13 @@ from transformers import SmolVLMForConditionalGeneration as SmolVLM
 
 from rlplace.codes import config_error
 from rlplace.config.blocks.policies import VlaConfig
-from rlplace.config.yaml_text import show
 from rlplace.envs.contract import (
     DiscreteActions,
     MultiDiscreteActions,
     Spaces,
     image_size,
 )
+from rlplace.errors import ConfigError
 from rlplace.models.mlp import initialise
 from rlplace.models.networks import (
     Observed,
@@ -49,7 +49,14 @@ from rlplace.models.networks import (
     entries_of,
     scaled_pixels,
 )
-from rlplace.models.vla_entries import MERGED, VlaEntries, entries_for
+from rlplace.models.vla_entries import (
+    MERGED,
+    VlaEntries,
+    entries_for,
+    too_long,
+    unknown_words,
+    words_of,
+)
 from rlplace.units import clipped
 
 _PATH = "actor.model.path"
@@ -157,6 +164,7 @@ class _Texts:
     """
 
     def __init__(self, config: VlaConfig, vocabulary: int) -> None:
+        self._config = config
         self._size = config.instruction_tokens
         read: Callable[[str], Sequence[int]]
         if config.path is None:
@@ -186,32 +194,17 @@ class _Texts:
         """Return the ids of a text. Raises ConfigError if it has too many tokens."""
         sentence = text.rstrip(b"\0").decode("utf-8")
         ids = tuple(self._read(sentence))
-        if len(ids) > self._size:
-            raise config_error(
-                "instruction-not-read",
-                "actor.model.instruction_tokens",
-                f"{self._size}",
-                error="long",
-                instruction=sentence,
-                tokens=len(ids),
-            )
+        long = too_long(sentence, len(ids), self._config)
+        if long is not None:
+            raise ConfigError([long])
         return ids
 
     def _by_words(self, sentence: str) -> Sequence[int]:
         """Return the ids of words. Raises ConfigError with all words that the config does not list."""
-        words = sentence.lower().split()
-        unknown = [word for word in dict.fromkeys(words) if word not in self._words]
-        if unknown:
-            raise config_error(
-                "instruction-not-read",
-                "actor.model.words",
-                show([*self._words]),
-                error="word",
-                instruction=sentence,
-                unknown=", ".join(unknown),
-                words=show([*self._words, *unknown]),
-            )
-        return [self._words[word] for word in words]
+        unknown = unknown_words([sentence], self._config.words)
+        if unknown is not None:
+            raise ConfigError([unknown])
+        return [self._words[word] for word in words_of(sentence)]
 
 
 def _tokenizer(folder: str, vocabulary: int) -> Any:

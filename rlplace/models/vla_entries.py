@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from pathlib import Path
 
-from rlplace.codes import config_error
+from rlplace.codes import config_error, problem
 from rlplace.config.blocks.policies import VlaConfig
 from rlplace.config.blocks.simulator import SimulatorEnvConfig
+from rlplace.config.yaml_text import show
 from rlplace.envs.contract import (
     Actions,
     ContinuousActions,
@@ -17,7 +19,7 @@ from rlplace.envs.contract import (
     image_size,
 )
 from rlplace.envs.registry import with_wrapper
-from rlplace.errors import did_you_mean
+from rlplace.errors import Problem, did_you_mean
 from rlplace.json_text import read_object
 from rlplace.models.heads import unread_weights
 
@@ -90,6 +92,54 @@ def check_vla(spaces: Spaces, config: VlaConfig, env: SimulatorEnvConfig) -> Non
             )
     else:
         _check_folder(Path(config.path))
+
+
+def words_of(instruction: str) -> list[str]:
+    """Return the words of an instruction as a model from scratch reads them: small letters, divided at blanks."""
+    return instruction.lower().split()
+
+
+def unknown_words(instructions: Sequence[str], words: Sequence[str]) -> Problem | None:
+    """Return the problem that instructions have words that the config does not list; None if it lists all.
+
+    `words`: those of the config.
+    """
+    known = {word.lower() for word in words}
+    unknown: dict[str, None] = {}
+    first = ""
+    for instruction in instructions:
+        others = [word for word in words_of(instruction) if word not in known]
+        if others and not unknown:
+            first = instruction
+        unknown |= dict.fromkeys(others)
+    if not unknown:
+        return None
+    return problem(
+        "instruction-not-read",
+        f"{_MODEL}.words",
+        show([*words]),
+        error="word",
+        instruction=first,
+        unknown=", ".join(unknown),
+        words=show([*words, *unknown]),
+    )
+
+
+def too_long(instruction: str, tokens: int, config: VlaConfig) -> Problem | None:
+    """Return the problem that an instruction has more tokens than the config allows; None if it has not.
+
+    `tokens`: the number of its tokens.
+    """
+    if tokens <= config.instruction_tokens:
+        return None
+    return problem(
+        "instruction-not-read",
+        f"{_MODEL}.instruction_tokens",
+        f"{config.instruction_tokens}",
+        error="long",
+        instruction=instruction,
+        tokens=tokens,
+    )
 
 
 def _check_actions(actions: Actions, env: SimulatorEnvConfig) -> None:

@@ -78,15 +78,19 @@ def test_chunks_of_a_model_from_a_folder(tmp_path: Path) -> None:
     assert row["actor/mismatch"] < 1e-5
 
 
-@pytest.mark.slow  # tests/unit/models/test_vla.py has the error
-def test_a_word_that_is_not_known_ends_the_run_with_the_fix(tmp_path: Path) -> None:
-    run = train(
-        "vla_reach",
-        tmp_path,
-        *SMALL,
-        *NET,
-        "actor.model.words=[reach, go, to, the, red, green, blue]",
-        "runner.total_iterations=1",
-    )
-    assert run.code != 0
-    assert "fix: words: [reach, go, to, the, red, green, blue, square]" in run.err
+def test_words_that_are_not_listed_are_refused_before_the_start(tmp_path: Path) -> None:
+    """Instructions of other episodes count, too: the first one has no `go` and no `to`."""
+    words = "actor.model.words=[reach, the, red]"
+    run = train("vla_reach", tmp_path, *SMALL, *NET, words)
+    assert run.code == 2
+    assert run.folder is None
+    fix = "actor.model.words=[reach, the, red, square, go, to]"
+    assert f"fix: '{fix}'" in run.err
+    assert train("vla_reach", tmp_path, *SMALL, *NET, fix, "dry_run=true").code == 0
+
+
+def test_a_longer_instruction_is_refused_before_the_start(tmp_path: Path) -> None:
+    words = "actor.model.instruction_tokens=3"
+    run = train("vla_reach", tmp_path, *SMALL, *NET, words)
+    assert run.code == 2
+    assert "fix: actor.model.instruction_tokens=4" in run.err

@@ -17,7 +17,7 @@ from rlplace.errors import Problem, ProblemsError, Source
 from rlplace.jobs.exports import export_policy
 from rlplace.jobs.notes import missing_problems
 from rlplace.jobs.simulated import SimulatedJob
-from rlplace.jobs.simulator import init_from, iteration, plan, rules
+from rlplace.jobs.simulator import init_from, instructions, iteration, plan, rules
 from rlplace.jobs.simulator.evaluate import evaluate
 from rlplace.jobs.trained import TrainedJob
 from rlplace.jobs.variants import check_variant
@@ -108,6 +108,7 @@ class SimulatorJob(SimulatedJob, TrainedJob):
         self, config: SimulatorJobConfig, plan_: Plan
     ) -> Iterable[Problem]:
         found = self._init_from_problems(config)
+        found = found or self._instruction_problems(config)
         if found:
             return found
         # Only a made simulator shows whether it normalizes.
@@ -119,6 +120,15 @@ class SimulatorJob(SimulatedJob, TrainedJob):
             return error.problems
         made = rules.MadeSimulatorJob(config=config, spaces=spaces)
         return broken(rules.EVALUATION, made)
+
+    def _instruction_problems(self, config: SimulatorJobConfig) -> list[Problem]:
+        """Return the problems of instructions that the policy cannot read."""
+        if not isinstance(config.actor.policy, VlaConfig):
+            return []
+        try:
+            return [*instructions.problems_of(config, self._spaces(config))]
+        except ProblemsError as error:
+            return [*error.problems]
 
     def _init_from_problems(self, config: SimulatorJobConfig) -> list[Problem]:
         """Return the reasons why a run cannot begin with the policy that `init_from` names."""

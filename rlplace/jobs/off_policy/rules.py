@@ -123,46 +123,11 @@ def _offline(config: OffPolicyConfig) -> Iterator[Found]:
         yield at_key("replay.demonstrations", None, "no-steps", name=name)
 
 
-def _targets_of_td3(config: OffPolicyConfig) -> Iterator[Found]:
-    """Yield a finding if the interval of target networks is set for TD3, which does not use it."""
-    algorithm = config.blocks.algorithm
-    every = algorithm.target_every
-    if algorithm.name in ("td3", "td3_bc") and every != 1:
-        yield at_key("algorithm.target_every", every, "targets-of-td3", every=every)
-
-
-def _too_late(config: OffPolicyConfig) -> Iterator[Found]:
-    """Yield a finding for each setting that comes into effect after the end of the run, or hardly before it."""
-    algorithm = config.blocks.algorithm
-    steps = algorithm.steps_per_iteration * config.runner.total_iterations
-    before = 0 if algorithm.offline else algorithm.learning_starts
-    updates = int(algorithm.ratio * max(0, steps - before))
-    if not updates:
-        return
-    every = algorithm.target_every
-    if algorithm.name in ("sac", "dqn") and every > updates:
-        fitting = max(1, updates // 20)
-        key = "algorithm.target_every"
-        yield at_key(key, every, "targets", updates=updates, fitting=fitting)
-    delay = algorithm.policy_delay
-    if algorithm.name in ("td3", "td3_bc", "crossq") and delay > updates:
-        yield at_key("algorithm.policy_delay", delay, "policy", updates=updates)
-    falls = algorithm.epsilon_steps
-    if algorithm.name == "dqn" and falls > steps:
-        fallen = (algorithm.epsilon_start - algorithm.epsilon_end) * steps / falls
-        yield at_key(
-            "algorithm.epsilon_steps",
-            falls,
-            "epsilon",
-            share=f"{algorithm.epsilon_start - fallen:.0%}",
-            steps=steps,
-            fitting=max(1, steps // 5),
-        )
-
-
 _OF_CRITICS: tuple[OffPolicyName, ...] = ("sac", "crossq", "td3", "td3_bc", "iql")
 # Key -> the algorithms that use it, for keys that not all of them use
 _USED_BY: Mapping[str, tuple[OffPolicyName, ...]] = {
+    "algorithm.tau": ("sac", "td3", "dqn", "td3_bc", "iql"),
+    "algorithm.target_every": ("sac", "dqn"),
     "algorithm.temperature": ("sac", "crossq"),
     "algorithm.target_entropy": ("sac", "crossq"),
     "algorithm.exploration_noise": ("td3",),
@@ -181,6 +146,45 @@ _USED_BY: Mapping[str, tuple[OffPolicyName, ...]] = {
     "actor.layer_norm": _OF_CRITICS,
     "actor.critic_lr": _OF_CRITICS,
 }
+
+
+def _targets_of_td3(config: OffPolicyConfig) -> Iterator[Found]:
+    """Yield a finding if the interval of target networks is set for TD3, which does not use it."""
+    algorithm = config.blocks.algorithm
+    every = algorithm.target_every
+    if algorithm.name in ("td3", "td3_bc") and every != 1:
+        yield at_key("algorithm.target_every", every, "targets-of-td3", every=every)
+
+
+def _too_late(config: OffPolicyConfig) -> Iterator[Found]:
+    """Yield a finding for each setting that comes into effect after the end of the run, or hardly before it."""
+    algorithm = config.blocks.algorithm
+    steps = algorithm.steps_per_iteration * config.runner.total_iterations
+    before = 0 if algorithm.offline else algorithm.learning_starts
+    updates = int(algorithm.ratio * max(0, steps - before))
+    if not updates:
+        return
+    every = algorithm.target_every
+    key = "algorithm.target_every"
+    if algorithm.name in _USED_BY[key] and every > updates:
+        fitting = max(1, updates // 20)
+        yield at_key(key, every, "targets", updates=updates, fitting=fitting)
+    delay = algorithm.policy_delay
+    key = "algorithm.policy_delay"
+    if algorithm.name in _USED_BY[key] and delay > updates:
+        yield at_key(key, delay, "policy", updates=updates)
+    falls = algorithm.epsilon_steps
+    key = "algorithm.epsilon_steps"
+    if algorithm.name in _USED_BY[key] and falls > steps:
+        fallen = (algorithm.epsilon_start - algorithm.epsilon_end) * steps / falls
+        yield at_key(
+            key,
+            falls,
+            "epsilon",
+            share=f"{algorithm.epsilon_start - fallen:.0%}",
+            steps=steps,
+            fitting=max(1, steps // 5),
+        )
 
 
 def _without_effect(config: OffPolicyConfig) -> Iterator[Found]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import abc
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -13,12 +14,12 @@ from rlplace.report.summary import Progress
 from rlplace.trained import where
 
 
-class SimulatedJob(Job):
+class SimulatedJob(Job, abc.ABC):
     """A job whose success is the return of episodes in simulators."""
 
+    @abc.abstractmethod
     def steps_of_iteration(self, config: Any) -> int:
         """Return the environment steps of an iteration, over all ranks."""
-        raise NotImplementedError
 
     def evaluates_every(self, config: Any) -> int:
         every: int = config.runner.eval_every

@@ -76,6 +76,11 @@ class Change:
     kept: str = ""
 
     @property
+    def moves(self) -> str:
+        """The components that move, with their places before and after, as text."""
+        return ", ".join(f"{c} {old} -> {new}" for c, (old, new) in self.moved.items())
+
+    @property
     def seconds(self) -> float:
         return self.save_s + self.end_s + self.launch_s + self.load_s
 
@@ -86,9 +91,8 @@ class Change:
         head = f"change after iteration {self.after}"
         if self.kept:
             return f"{head}: the placement stays as it was: {self.kept}"
-        moves = ", ".join(f"{c} {old} -> {new}" for c, (old, new) in self.moved.items())
         return (
-            f"{head}: {moves}; {self.seconds:.1f} s (save {self.save_s:.1f}, end {self.end_s:.1f}, "
+            f"{head}: {self.moves}; {self.seconds:.1f} s (save {self.save_s:.1f}, end {self.end_s:.1f}, "
             f"launch {self.launch_s:.1f}, load {self.load_s:.1f}), {show_bytes(self.bytes)} in {self.where}"
         )
 

@@ -445,6 +445,7 @@ class _Driver:
                         self.plan = due
                         continue
                     change = Change(after=self.progress.iterations, moved=differences)
+                    _tell(f"changing the placement: {change.moves}")
                     state = self.replacing.save(now, due, change)
                 self._change(due, state, change)
             except StateLost:

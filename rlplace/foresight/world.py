@@ -54,6 +54,8 @@ class Sleep(NamedTuple):
 class Event:
     """An event that happens once. Processes that wait for it continue when it happens; after that, none has to wait."""
 
+    __slots__ = ("_waiting", "_world", "happened")
+
     def __init__(self, world: World) -> None:
         self._world = world
         self.happened = False
@@ -180,6 +182,8 @@ class Cores:
         self._rate = wanted if count > 1 else 1.0
         self._waiting: deque[_Thread] = deque()
         self._running: dict[Hashable, _Thread] = {}
+        # Threads whose work is done, with its time; each keeps its processor until the clock goes on
+        self._done: list[tuple[float, _Thread, int]] = []
         # Sum over all processors
         self.busy_s = 0.0
 
@@ -201,6 +205,8 @@ class Cores:
             self.busy_s += seconds
             self._world.at(self._world.now + seconds, self._world.resume, thread)
             return
+        if self._done:
+            self._release_done()
         held = self._running.get(process)
         if held is None and self._free and not self._waiting:
             self._start(_Thread(thread, process, seconds))
@@ -288,9 +294,23 @@ class Cores:
             self._free_from(thread)
             self._waiting.append(thread)
             self._begin()
-        else:  # it keeps its processor if it has more to do now
-            self._world.resume(thread.thread)
+            return
+        # It keeps its processor if it has more to do now.
+        self._world.resume(thread.thread)
+        if self._waiting:
             self._world.at(self._world.now, self._release, thread, thread.turn)
+        else:
+            self._done.append((self._world.now, thread, thread.turn))
+
+    def _release_done(self) -> None:
+        """Release the processors of threads whose work is done: now, or when the clock goes on."""
+        now = self._world.now
+        for when, thread, turn in self._done:
+            if when == now:
+                self._world.at(now, self._release, thread, turn)
+            elif thread.turn == turn and self._running.get(thread.process) is thread:
+                self._free_from(thread)
+        self._done.clear()
 
     def _release(self, thread: _Thread, turn: int) -> None:
         if thread.turn == turn and self._running.get(thread.process) is thread:

@@ -10,6 +10,7 @@ from typing import Any
 from rlplace.checkpoints.checkpoint import Checkpoint
 from rlplace.checkpoints.find import folders_of
 from rlplace.tables import with_whole_word
+from rlplace.units import counted
 
 POLICY = "policy.safetensors"  # file of a simulator policy, beside its config.yaml
 _MODEL = "policy"  # name of the folder of a language model
@@ -39,7 +40,7 @@ class Trained:
         found = self.checkpoint
         if found is None:
             return str(self.weights)
-        return f"after {found.iteration} iterations, policy version {found.version}: {found.folder}"
+        return f"after {counted(found.iteration, 'iteration')}, policy version {found.version}: {found.folder}"
 
 
 def where(run: Path) -> str:

@@ -22,6 +22,7 @@ from rlplace.checkpoints.checkpoint import (
     saved_at,
 )
 from rlplace.errors import ConfigError, Problem
+from rlplace.units import counted
 
 AUTO = "auto"
 # What other libraries call the newest checkpoint
@@ -175,7 +176,7 @@ class _Run:
         when = f"{self.saved_at.astimezone(UTC):%Y-%m-%d %H:%M:%S} UTC"
         if not self.recorded:
             when += " by the time of its file"
-        return f"{when} after {self.iteration} iterations"
+        return f"{when} after {counted(self.iteration, 'iteration')}"
 
 
 def _runs(runs: Path, unreadable: list[Problem], key: str) -> list[_Run]:

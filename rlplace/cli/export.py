@@ -15,6 +15,7 @@ from rlplace.config.options import OptionParser
 from rlplace.contract.registry import job_of
 from rlplace.contract.requests import ExportRequest
 from rlplace.contract.trained import find_trained
+from rlplace.units import counted
 
 _KEY = "CHECKPOINT"
 
@@ -78,4 +79,4 @@ def _export(named: str, out: Path, component: str, *, average: bool) -> str:
     if found is None:
         return f"{trained.text}: {out}"
     which = f"the moving average of {component}" if average else component
-    return f"{which} after {found.iteration} iterations, policy version {found.version}: {out}"
+    return f"{which} after {counted(found.iteration, 'iteration')}, policy version {found.version}: {out}"

@@ -9,7 +9,7 @@ import shutil
 import textwrap
 import time
 from collections import Counter, deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,7 @@ from rlplace.report.learning import LearningWatch
 from rlplace.report.sinks import score_text
 from rlplace.report.utilisation import SYNC, usage_rows
 from rlplace.tables import with_whole_word
-from rlplace.units import show_bytes
+from rlplace.units import counted, plural, show_bytes
 
 # Attributes of a Progress that go into a checkpoint as they are.
 _KEPT = (
@@ -563,19 +563,41 @@ def _simulated_rows(report: Mapping[str, Any]) -> Rows:
             returns.append(score_text(value))
     window = f"(first iteration, last {SIMULATED.window} episodes)"
     yield "return", f"{' -> '.join(returns)}   {window}"
-    evaluations = list(report.get("evaluations", {}).items())
-    if evaluations:
-        # A single evaluation is first and last.
-        ends = dict([evaluations[0], evaluations[-1]])
-        values = " -> ".join(map(_return, ends.values()))
-        note = f"after {' and '.join(ends)} iterations"
-        best = report.get("eval_best_version")
-        if best is not None and str(best) not in ends:
-            note += f"; best {_return(report['eval_best'])}, after {best}"
-        yield "evaluated", f"{values}   (mean return of whole episodes, {note})"
+    if report.get("evaluations"):
+        values, when = _evaluated(report, _return)
+        yield "evaluated", f"{values}   (mean return of whole episodes, {when})"
     steps = f"{report['env_steps']:,}"
+    iterations = counted(report["iterations"], "iteration")
     rate = f"{report['env_steps_per_s']:,.0f} per second"
-    yield "env steps", f"{steps} in {report['iterations']} iterations, {rate}"
+    yield "env steps", f"{steps} in {iterations}, {rate}"
+
+
+def _evaluated(
+    report: Mapping[str, Any], text: Callable[[float | None], str]
+) -> tuple[str, str]:
+    """Return the scores of the first and the last evaluation as text, and which iterations they came after.
+
+    `report`: the run's summary, with one evaluation at least. `text`: a score -> its text.
+    """
+    ends = _first_and_last(report["evaluations"])
+    values = " -> ".join(map(text, ends.values()))
+    iterations = plural(int(max(ends, key=int)), "iteration")
+    when = f"after {' and '.join(ends)} {iterations}"
+    best = report.get("eval_best_version")
+    if best is not None and str(best) not in ends:
+        when += f"; best {text(report['eval_best'])}, after {best}"
+    return values, when
+
+
+def _first_and_last(
+    evaluations: Mapping[str, float | None],
+) -> dict[str, float | None]:
+    """Return the first and the last of the evaluations. A single one is both.
+
+    `evaluations`: policy version -> score, in the order of time.
+    """
+    rows = list(evaluations.items())
+    return dict([rows[0], rows[-1]])
 
 
 def _return(value: float | None) -> str:
@@ -607,13 +629,10 @@ def _own_rows(report: Mapping[str, Any]) -> Rows:
     if first is not None and last is not None:
         name = report["score_name"]
         yield name, f"{first:,.4g} -> {last:,.4g}   (first, last iteration)"
-    evaluations = list(report.get("evaluations", {}).items())
-    if evaluations:
-        # A single evaluation is first and last
-        ends = dict([evaluations[0], evaluations[-1]])
-        scores = [
-            f"{_reward(score)} by version {version}" for version, score in ends.items()
-        ]
+    if report.get("evaluations"):
+        scores = []
+        for version, score in _first_and_last(report["evaluations"]).items():
+            scores.append(f"{_reward(score)} by version {version}")
         yield "held out", " -> ".join(scores)
     steps = steps_name(report)
     rate = f"{report[f'{steps}_per_s']:,.3g} per second"
@@ -629,24 +648,16 @@ def _text_rows(report: Mapping[str, Any]) -> Rows:
     last = _reward(report["return_last"])
     yield "reward", f"{first} -> {last}   (first, last iteration)"
 
-    evaluations = list(report.get("evaluations", {}).items())
-    if evaluations:
-        # A single evaluation is first and last.
-        ends = dict([evaluations[0], evaluations[-1]])
-        values = " -> ".join(map(_reward, ends.values()))
-        versions = " and ".join(ends)
-        note = f"mean reward of the answers, after {versions} iterations"
-        best = report.get("eval_best_version")
-        if best is not None and str(best) not in ends:
-            note += f"; best {_reward(report['eval_best'])}, after {best}"
-        yield "held out", f"{values}   ({note})"
+    if report.get("evaluations"):
+        values, when = _evaluated(report, _reward)
+        yield "held out", f"{values}   (mean reward of the answers, {when})"
 
     generated = report.get("tokens_generated", 0)
     learned = report.get("tokens_learned", 0)
     texts = [
         f"{generated:,} generated, {_rate(report, generated, 'rollout')}",
         f"{learned:,} learned, {_rate(report, learned, 'learn')}",
-        f"{report['iterations']} iterations",
+        counted(report["iterations"], "iteration"),
     ]
     yield "tokens", "; ".join(texts)
 

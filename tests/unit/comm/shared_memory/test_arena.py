@@ -250,9 +250,11 @@ def test_an_arena_that_cannot_be_made_is_one_on_disk(
 )
 def test_limits_of_a_process(folder: Path, limit: int, ended: int) -> None:
     """A largest file bounds the arena; too few addresses for it are a Problem."""
+    # Arenas of earlier tests would give back addresses later. Not in the child: a child of a process with threads must
+    # not run the finalisers of arbitrary objects.
+    gc.collect()
 
     def write() -> None:
-        gc.collect()  # arenas of earlier tests, which would give back addresses later
         used = (
             4096 * int(Path("/proc/self/statm").read_text().split()[0])
             if limit == resource.RLIMIT_AS

@@ -266,6 +266,17 @@ def sequence_ratio(log_ratio: Tensor, lengths: Tensor) -> Tensor:
     return (sums / lengths.clamp(min=1))[sequence]
 
 
+def sequence_token_ratio(logprobs: Tensor, of_sequences: Tensor) -> Tensor:
+    """Return for each of N tokens the logarithm of its ratio in GSPO-token, [N].
+
+    `logprobs`: [N], log p_new of the tokens. `of_sequences`: [N], the result of `sequence_ratio`. The value is that of
+    the sequence. The gradient is that of the token's own log-probability: s = sg(s_sequence) * p_new / sg(p_new), with
+    sg for "no gradient" (Zheng et al. 2025, arXiv:2507.18071, equation 14). So a weight or an advantage of a token acts
+    on this token alone.
+    """
+    return of_sequences.detach() + logprobs - logprobs.detach()
+
+
 def token_weights(mean: str, lengths: Tensor, totals: Totals) -> Tensor:
     """Return the weight of each of N response tokens in the loss of an optimizer step, [N].
 
@@ -333,14 +344,17 @@ def lm_terms(
     `logprobs`, `entropies`: of the present policy; only these carry a gradient. `old_logprobs`: of the policy before
     the first step on these tokens. `advantages`: of each token. `lengths`: number of response tokens of each of s
     sequences. `ratio`: "token" for the ratio of each token, as in PPO, GRPO and DAPO; "sequence" for the ratio of its
-    sequence. `surrogate`: "clip" for the loss `clipped_surrogate`, "cispo" for the loss `cispo`. `importance`: a factor
-    for each token's loss, see `kl.importance_weights`; None: 1.
+    sequence (GSPO); "sequence_token" for the same value with the gradient of the token (GSPO-token). `surrogate`:
+    "clip" for the loss `clipped_surrogate`, "cispo" for the loss `cispo`. `importance`: a factor for each token's loss,
+    see `kl.importance_weights`; None: 1.
     """
     log_ratio = logprobs - old_logprobs
     # The ratio that the clip limits: of the token, or of its sequence.
     limited = log_ratio
-    if ratio == "sequence":
+    if ratio != "token":
         limited = sequence_ratio(log_ratio, lengths)
+    if ratio == "sequence_token":
+        limited = sequence_token_ratio(logprobs, limited)
     if surrogate == "cispo":
         each = cispo(limited, logprobs, advantages, clip)
         with torch.no_grad():

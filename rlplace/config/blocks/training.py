@@ -261,8 +261,9 @@ class AlgorithmConfig:
     clip_ratio_high: float | None = knob(
         "how far above 1; null: as low, with dapo 0.28", None, above=0
     )
-    ratio: Literal["token", "sequence"] = lm_knob(
-        "whose is clipped: each token's or (GSPO) the sequence's", "token"
+    ratio: Literal["token", "sequence", "sequence_token"] = lm_knob(
+        "which ratio is clipped: token | sequence (GSPO) | sequence_token (GSPO-token)",
+        "token",
     )
     surrogate: Literal["clip", "cispo"] = lm_knob(
         "clip: outside of the clip a token pushes no more | cispo: all push, with a weight that is clipped",

@@ -31,7 +31,8 @@ from rlplace.algo.losses import (
 )
 
 CLIP = Clip(low=0.2, high=0.3)
-RATIOS, MEANS = ("token", "sequence"), ("token", "sequence", "constant")
+RATIOS = ("token", "sequence", "sequence_token")
+MEANS = ("token", "sequence", "constant")
 
 
 def shares(terms: LmTerms, count: int) -> Tensor:
@@ -301,6 +302,33 @@ def test_one_term_per_sequence_with_sequence_ratios_and_means() -> None:
     assert loss.item() == pytest.approx((-first + 2 * second) / 2)
     assert logprobs.grad is not None
     assert logprobs.grad.tolist() == pytest.approx([-first / 4, -first / 4, second])
+
+
+def test_weights_of_tokens_act_on_their_own_tokens_in_gspo_token() -> None:
+    """Zheng et al. 2025, equation 14, beside the same terms with numbers for what has no gradient."""
+    importance = torch.tensor([0.5, 2.0, 1.0], dtype=torch.float64)
+    first, second = math.exp(0.1), math.exp(0.5)
+    slopes: dict[str, list[float]] = {}
+    for ratio in ("sequence", "sequence_token"):
+        logprobs = torch.tensor(
+            [0.2, 0.0, 0.5], dtype=torch.float64, requires_grad=True
+        )
+        terms = terms_of(
+            logprobs, [1.0, 1.0, -2.0], [2, 1], ratio=ratio, importance=importance
+        )
+        assert terms.policy_loss.tolist() == pytest.approx(
+            [-0.5 * first, -2.0 * first, 2.0 * second]
+        )
+        terms.policy_loss.sum().backward()
+        assert logprobs.grad is not None
+        slopes[ratio] = logprobs.grad.tolist()
+    assert slopes["sequence_token"] == pytest.approx(
+        [-0.5 * first, -2.0 * first, 2.0 * second]
+    )
+    # The ratio of a sequence shares the weights of its tokens among them.
+    assert slopes["sequence"] == pytest.approx(
+        [-1.25 * first, -1.25 * first, 2.0 * second]
+    )
 
 
 def test_no_token_has_no_loss_but_a_gradient() -> None:

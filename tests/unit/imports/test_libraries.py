@@ -1165,6 +1165,28 @@ def test_the_loss_is_the_mean_that_it_is_there(
     assert at(import_words(library, [words], 8), "algorithm.loss") == loss
 
 
+@pytest.mark.parametrize(
+    ("library", "words", "ratio"),
+    [
+        (
+            "verl",
+            "actor_rollout_ref.actor.policy_loss.loss_mode=gspo algorithm.adv_estimator=grpo",
+            "sequence_token",
+        ),
+        (
+            "skyrl",
+            "trainer.algorithm.policy_loss_type=gspo trainer.algorithm.advantage_estimator=grpo",
+            "sequence_token",
+        ),
+        ("openrlhf", "--policy_loss_type gspo", "sequence"),
+    ],
+)
+def test_gspo_has_the_gradient_that_it_has_there(
+    library: str, words: str, ratio: str
+) -> None:
+    assert at(import_words(library, [words], 8), "algorithm.ratio") == ratio
+
+
 def test_the_dual_clip_is_that_of_the_loss_there() -> None:
     gspo, written = (
         "actor_rollout_ref.actor.policy_loss.loss_mode=gspo",

@@ -21,7 +21,7 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
@@ -57,6 +57,13 @@ class Refused(Exception):  # an answer, not an error of the server
         self.why = why
 
 
+@dataclasses.dataclass(frozen=True, slots=True)
+class Events:
+    """An answer that is a stream of server-sent events. `data`: the data of each event, without line breaks."""
+
+    data: Iterable[str]
+
+
 class JsonServer(ThreadingHTTPServer):
     """An HTTP server with limits. Subclasses answer POST and GET requests.
 
@@ -83,7 +90,7 @@ class JsonServer(ThreadingHTTPServer):
     # ── for subclasses ───────────────────────────────────────────────────────────────────────────────────────────────
 
     def post(self, path: str, owner: Any, body: bytes) -> object:
-        """Return the answer to a POST request; it is sent as JSON. Raises Refused.
+        """Return the answer to a POST request; it is sent as JSON, unless it is Events. Raises Refused.
 
         `owner`: owner of the request's key; None if requests need no key.
         """
@@ -324,9 +331,14 @@ class _Requests(BaseHTTPRequestHandler):
         self._send(refused.status, content)
 
     def _send(self, status: HTTPStatus, content: object) -> None:
-        body = json.dumps(content).encode()
+        if isinstance(content, Events):
+            kind = "text/event-stream"
+            body = "".join(f"data: {each}\n\n" for each in content.data).encode()
+        else:
+            kind = "application/json"
+            body = json.dumps(content).encode()
         self.send_response(status)
-        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Type", kind)
         self.send_header("Content-Length", str(len(body)))
         if self.close_connection:
             self.send_header("Connection", "close")

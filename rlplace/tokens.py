@@ -96,7 +96,8 @@ class Sample:
     learners leave the sample out. `rewards`: reward function -> its value. `turns`: count of answers in the episode.
     `truncated`: whether the last answer was cut off by a length limit. `ended`: one of ENDS, why there was no further
     answer; "" if a checkpoint of an older version does not tell it. `transcript`: the episode as text, for scorers that
-    read text.
+    read text. `parts`: lengths of the conversations of the episode, whose tokens follow one another; empty: there is
+    one. A model reads each conversation alone.
     """
 
     group: int
@@ -117,6 +118,7 @@ class Sample:
     )
     images: Files = ()  # of the prompt
     ended: str = ""
+    parts: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         lengths = {
@@ -126,6 +128,10 @@ class Sample:
         if len(set(lengths.values())) != 1:
             raise ValueError(
                 f"sample {self.group}/{self.sample}: lengths differ: {lengths}"
+            )
+        if self.parts and sum(self.parts) != len(self.tokens):
+            raise ValueError(
+                f"sample {self.group}/{self.sample}: conversations of {self.parts} tokens are not {len(self.tokens)}"
             )
         if math.isinf(self.reward):
             raise ValueError(
@@ -186,27 +192,90 @@ class Scores:
 
 
 @dataclasses.dataclass(slots=True)
-class Episode:
-    """A conversation in progress: sample `sample` of the prompt with index `group`.
+class Conversation:
+    """One conversation of an episode.
 
-    `pieces`: what follows the prompt, in order: answers of the policy as Completion, texts of the environment as arrays
-    of tokens. The texts of the environment are masked out of the loss.
+    `prompt`: the tokens before the first piece. `pieces`: what follows the prompt, in order: answers of the policy as
+    Completion, texts of the environment as arrays of tokens. The texts of the environment are masked out of the loss.
+    """
+
+    prompt: Tokens
+    pieces: list[Completion | Tokens] = dataclasses.field(default_factory=list)
+
+    def tokens(self, most: int | None = None) -> Tokens:
+        """Return the tokens of the prompt and of the first `most` pieces; None: of all pieces."""
+        found = [self.prompt]
+        for piece in self.pieces[:most]:
+            found.append(piece.tokens if isinstance(piece, Completion) else piece)
+        return np.concatenate(found)
+
+
+@dataclasses.dataclass(slots=True)
+class Episode:
+    """An episode in progress: sample `sample` of the prompt with index `group`.
+
+    `conversations`: the first one begins with `prompt`. The others are begun by a program that starts a second
+    conversation, or that goes on from an earlier answer. `answers`: all answers, in the order in which they were
+    sampled. Each answer is in one conversation, so it is learned once; a conversation that goes on from an answer of
+    another one has that answer in its prompt.
     """
 
     group: int
     sample: int
     prompt: Tokens
     images: Files = ()
-    pieces: list[Completion | Tokens] = dataclasses.field(default_factory=list)
+    conversations: list[Conversation] = dataclasses.field(init=False)
+    answers: list[Completion] = dataclasses.field(default_factory=list)
+    # For each answer: its conversation, and the number of pieces up to the answer
+    _places: list[tuple[Conversation, int]] = dataclasses.field(default_factory=list)
+    # The conversation that the next answer belongs to
+    _current: Conversation = dataclasses.field(init=False)
 
-    def tokens(self) -> Tokens:
-        """Return the tokens of the prompt and of all pieces so far, [L]."""
-        return np.concatenate(
-            [
-                self.prompt,
-                *(p.tokens if isinstance(p, Completion) else p for p in self.pieces),
-            ]
-        )
+    def __post_init__(self) -> None:
+        self._current = Conversation(self.prompt)
+        self.conversations = [self._current]
+
+    def answered(self, completion: Completion) -> None:
+        """Add an answer, to the tokens of the last `asked`; the first answer is one to the prompt."""
+        self._current.pieces.append(completion)
+        self.answers.append(completion)
+        self._places.append((self._current, len(self._current.pieces)))
+
+    def after(self, answer: int | None, more: Tokens) -> tuple[Tokens, int]:
+        """Return the tokens that the next answer follows, and the number of tokens of the episode with them.
+
+        `answer`: number of the answer that `more` follows; None: `more` begins a conversation. Nothing is changed.
+        """
+        total = self.weight + len(more)
+        if answer is None:
+            return more, total
+        conversation, pieces = self._places[answer]
+        before = conversation.tokens(pieces)
+        if pieces < len(conversation.pieces):
+            total += len(before)
+        return np.concatenate([before, more]), total
+
+    def asked(self, answer: int | None, more: Tokens) -> None:
+        """Add the tokens before the next answer. The arguments are those of `after`."""
+        if answer is not None:
+            conversation, pieces = self._places[answer]
+            if pieces == len(conversation.pieces):
+                conversation.pieces.append(more)
+                self._current = conversation
+                return
+        tokens, _ = self.after(answer, more)
+        self._current = Conversation(tokens)
+        self.conversations.append(self._current)
+
+    @property
+    def context(self) -> Tokens:
+        """All tokens that the next answer follows."""
+        return self._current.tokens()
+
+    @property
+    def weight(self) -> int:
+        """The number of tokens of all conversations."""
+        return sum(len(each.tokens()) for each in self.conversations)
 
     def finish(
         self, rewards: Mapping[str, float], weights: Mapping[str, float]
@@ -216,14 +285,17 @@ class Episode:
         `rewards`: reward function -> its value. `weights`: reward function -> its factor in the sum. The reward is nan
         if a log-probability is not finite.
         """
-        answers = [p for p in self.pieces if isinstance(p, Completion)]
         logprobs = self._along(lambda c: c.logprobs, 0.0, np.float32)
         # Exact, so that weights of 0.7, 0.2 and 0.1 give 1 for functions that all give 1
         reward = math.fsum(weights[name] * value for name, value in rewards.items())
+        whole = [each.tokens() for each in self.conversations]
+        parts: tuple[int, ...] = ()
+        if len(whole) > 1:
+            parts = tuple(map(len, whole))
         return Sample(
             group=self.group,
             sample=self.sample,
-            tokens=self.tokens(),
+            tokens=np.concatenate(whole),
             mask=self._along(
                 lambda c: np.ones(len(c.tokens), np.bool_), False, np.bool_
             ),
@@ -231,9 +303,10 @@ class Episode:
             versions=self._along(lambda c: c.versions, -1, np.int32),
             reward=reward if np.isfinite(logprobs).all() else math.nan,
             rewards=dict(rewards),
-            turns=len(answers),
-            truncated=bool(answers) and answers[-1].finish == "length",
+            turns=len(self.answers),
+            truncated=bool(self.answers) and self.answers[-1].finish == "length",
             images=self.images,
+            parts=parts,
         )
 
     def _along(self, of: Any, otherwise: Any, dtype: Any) -> Array:
@@ -242,12 +315,15 @@ class Episode:
         `of`: a function that returns the values for the tokens of an answer, from its Completion. `otherwise`: the
         value for all tokens that are not part of an answer. `dtype`: dtype of the array.
         """
-        parts = [np.full(len(self.prompt), otherwise, dtype)]
-        parts += [
-            of(p) if isinstance(p, Completion) else np.full(len(p), otherwise, dtype)
-            for p in self.pieces
-        ]
-        return np.concatenate(parts).astype(dtype, copy=False)
+        found: list[Array] = []
+        for conversation in self.conversations:
+            found.append(np.full(len(conversation.prompt), otherwise, dtype))
+            for piece in conversation.pieces:
+                if isinstance(piece, Completion):
+                    found.append(of(piece))
+                else:
+                    found.append(np.full(len(piece), otherwise, dtype))
+        return np.concatenate(found).astype(dtype, copy=False)
 
 
 def rewards_differ(rewards: Sequence[float]) -> bool:

@@ -80,13 +80,16 @@ class Packed:
         device: torch.device | str = "cpu",
         alike: Sequence[tuple[int, int]] = (),
         images: Sequence[Files] = (),
+        parts: Sequence[Sequence[int]] = (),
     ) -> Packed:
         """Return `sequences`, packed. Without sequences, the result has one token, which is not scored.
 
         `masks`: for each sequence, true at the tokens to score. `alike`: for each sequence, (number of its group,
         length of the common beginning): neighbouring sequences of the same group begin with that many equal tokens.
         None of these tokens is scored, and all image tokens are among these tokens. An empty `alike`: no tokens are
-        shared. `images`: the image files of each sequence; empty: no images.
+        shared. `images`: the image files of each sequence; empty: no images. `parts`: for each sequence, the lengths of
+        its parts, which do not see each other; empty: the sequence is one part. An empty `parts`: all sequences are. A
+        common beginning and images are in the first part.
         """
         # One entry for each segment, and for each piece of scored tokens
         pieces = list[NDArray[Any]]()
@@ -117,12 +120,15 @@ class Packed:
             return total - len(piece)
 
         # Each sequence with its mask, its images, and the (number, length) of its shared beginning
-        given = zip(sequences, masks, images or [()] * len(sequences), strict=True)
+        nothing_each = [()] * len(sequences)
+        given = zip(
+            sequences, masks, images or nothing_each, parts or nothing_each, strict=True
+        )
         numbered = []
         for i, each in enumerate(given):
             shared_beginning = alike[i] if alike else (i, 0)
             numbered.append((*each, shared_beginning))
-        for (_, shared), members in itertools.groupby(numbered, key=lambda one: one[3]):
+        for (_, shared), members in itertools.groupby(numbered, key=lambda one: one[4]):
             group = list(members)
             # A beginning that only one sequence has is no segment of its own
             shared = shared if len(group) > 1 else 0
@@ -131,20 +137,28 @@ class Packed:
             if shared:
                 prompt = len(pieces)
                 last = add(group[0][0][:shared], 0, None, group[0][2]) + shared - 1
-            for tokens, mask, files, _ in group:
-                if mask[: max(1, shared)].any():
-                    raise ValueError(
-                        "the first token of a sequence has no probability: nothing comes before it"
-                    )
+            for tokens, mask, files, lengths_of_parts, _ in group:
+                stops = [*itertools.accumulate(lengths_of_parts or [len(tokens)])]
+                starts_of_parts = [0, *stops[:-1]]
+                unscored = [max(1, shared), *(at + 1 for at in stops[:-1])]
+                for start, least in zip(starts_of_parts, unscored, strict=True):
+                    if mask[start:least].any():
+                        raise ValueError(
+                            "the first token of a sequence has no probability: nothing comes before it"
+                        )
                 # A sequence may consist of the shared beginning alone
-                if len(tokens) == shared:
-                    continue
-                own_files = () if shared else files
-                first = add(tokens[shared:], shared, prompt, own_files)
-                # Before a segment's first token stands the last shared one
-                here = np.flatnonzero(mask[shared:])
-                scored.append(here + first)
-                before.append(np.where(here == 0, last, here + first - 1))
+                if stops[0] > shared:
+                    own_files = () if shared else files
+                    first = add(tokens[shared : stops[0]], shared, prompt, own_files)
+                    # Before a segment's first token stands the last shared one
+                    here = np.flatnonzero(mask[shared : stops[0]])
+                    scored.append(here + first)
+                    before.append(np.where(here == 0, last, here + first - 1))
+                for start, stop in itertools.pairwise(stops):
+                    first = add(tokens[start:stop], 0, None)
+                    here = np.flatnonzero(mask[start:stop])
+                    scored.append(here + first)
+                    before.append(here + first - 1)
         if not pieces:
             add(np.zeros(1, np.int64), 0, None)
         nothing = np.zeros(0, np.int64)

@@ -12,6 +12,7 @@ In a conversation, prompt and replies are each encoded alone and appended. Sampl
 
 from __future__ import annotations
 
+import dataclasses
 import datetime
 import functools
 import json
@@ -23,7 +24,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from rlplace.codes import config_error
-from rlplace.envs.text.contract import Image, Message, MessagesWithTools, Prompt
+from rlplace.envs.text.contract import (
+    Image,
+    Message,
+    MessagesWithTools,
+    Prompt,
+    RawText,
+    ToolCall,
+)
 from rlplace.errors import ConfigError
 from rlplace.json_text import parsed
 from rlplace.models.learned_text import (
@@ -159,7 +167,7 @@ class Tokenizer:
                 without[token.content] = number
         return without
 
-    @property
+    @functools.cached_property
     def _end_of_turn(self) -> int | None:
         """Id of the special token that the chat template writes behind an answer; None if it writes no such token."""
         if self.chat_template is None:
@@ -263,6 +271,14 @@ class Tokenizer:
         seen = [int(token) for token in tokens if int(token) not in hidden]
         return self.decode(seen, special=True)
 
+    def decode_written(self, tokens: Sequence[int] | Tokens) -> str:
+        """Return the text of an answer with its special tokens, but without the stop tokens at its end."""
+        stops, _ = self.stops((), chat=True)
+        written = [int(token) for token in tokens]
+        while written and written[-1] in stops:
+            del written[-1]
+        return self.decode(written, special=True)
+
     @functools.cached_property
     def _tags(self) -> frozenset[int]:
         """Ids of special tokens that open and close a tag. The tokens that begin and end texts are not among them."""
@@ -295,9 +311,7 @@ class Tokenizer:
 
         if self.chat_template is None:
             raise config_error("no-chat-template", _KEY, str(self._folder))
-        chat = [
-            {"role": message.role, "content": _content(message)} for message in messages
-        ]
+        chat = [_for_template(message) for message in messages]
         try:
             if marked not in self._templates:
                 environment = _environment(marked)
@@ -379,6 +393,8 @@ class Chat:
 
         Raises ConfigError as `text` does.
         """
+        if isinstance(prompt, RawText):
+            return self._tokenizer.encode_beginning(prompt)
         return self._tokenizer.encode(self.text(prompt))
 
     def text(self, prompt: Prompt) -> str:
@@ -388,6 +404,8 @@ class Chat:
         and the prompt have a system message, or if the template does not show the message that is continued, or the
         tools of the prompt.
         """
+        if isinstance(prompt, RawText):
+            return prompt
         messages = [Message("user", prompt)] if isinstance(prompt, str) else prompt
         arguments = dict(self._arguments or {})
         if isinstance(prompt, MessagesWithTools):
@@ -435,21 +453,26 @@ class Chat:
             raise config_error("two-system-messages", "env.system", "system, system")
         return learned_chat(self._tokenizer, [*self._system, *messages], arguments)
 
-    def reply(self, answer: Tokens, text: str) -> Tokens:
-        """Return the tokens between an answer and the next answer: the end of the answer's turn, and the reply `text`.
+    def reply(self, answer: Tokens, reply: Prompt) -> Tokens:
+        """Return the tokens between an answer and the next answer: the end of the answer's turn, and the reply.
 
         The result ends where the next answer begins. `answer`: the tokens of the answer. If they end with a stop token,
-        the result does not repeat the stop token. If the reply contains the text of a special token, because it may
-        repeat the answer, this text is encoded as ordinary letters and ends no turn. Raises ConfigError if the
-        template does not show an earlier answer exactly once.
+        the result does not repeat the stop token. `reply`: a text of the user; or messages, such as the results of
+        tools; or a RawText, which follows the answer as it is. If the reply contains the text of a special token,
+        because it may repeat the answer, this text is encoded as ordinary letters and ends no turn. Raises ConfigError
+        if the template does not show an earlier answer exactly once.
         """
-        text, special = self._tokenizer.with_marks(text, _WRITTEN)
+        if isinstance(reply, RawText):
+            return self._tokenizer.encode(reply)
+        messages = [Message("user", reply)] if isinstance(reply, str) else reply
+        special: list[str] = []
+        shown: list[Message] = []
+        for message in messages:
+            text, found_here = self._tokenizer.with_marks(message.text, _WRITTEN)
+            shown.append(dataclasses.replace(message, content=text))
+            special += found_here
         # Render a chat with a mark for the answer; the reply is what follows the mark
-        chat = [
-            Message("user", "-"),
-            Message("assistant", _ANSWER),
-            Message("user", text),
-        ]
+        chat = [Message("user", "-"), Message("assistant", _ANSWER), *shown]
         before, found, after = self._render([*self._system, *chat]).partition(_ANSWER)
         if not found or _ANSWER in after:
             got = repr(clipped(before + after, 200))
@@ -463,10 +486,11 @@ class Chat:
             parts.append(self._tokenizer.encode_letters(token))
             parts.append(self._tokenizer.encode(part))
         tokens = np.concatenate(parts)
-        # Leave out the stop token if the answer has it already
-        ended = len(answer) > 0 and len(tokens) > 0 and answer[-1] == tokens[0]
-        if ended:
-            return tokens[1:]
+        # Leave out the stop token if the answer has it already, also behind blanks
+        last = answer[-1] if len(answer) else None
+        at = next((n for n, token in enumerate(tokens) if token == last), None)
+        if at is not None and not self._tokenizer.decode(tokens[:at]).strip():
+            return tokens[at + 1 :]
         return tokens
 
     def _render(self, messages: Sequence[Message]) -> str:
@@ -493,6 +517,8 @@ class PlainText:
         parts = [self._system] if self._system else []
         if isinstance(prompt, MessagesWithTools):
             raise _tools_not_shown(prompt)
+        if isinstance(prompt, RawText):
+            return prompt
         if isinstance(prompt, str):
             parts.append(prompt)
         else:
@@ -517,14 +543,53 @@ class PlainText:
         stops = self._tokenizer.stop_token_ids
         return learned_tokens(self._tokenizer, pieces, stops, is_plain=True)
 
-    def reply(self, answer: Tokens, text: str) -> Tokens:
-        """Return the tokens of the reply `text`, with a line break before and after it. `answer` is not used."""
-        return self._tokenizer.encode(f"\n{text}\n")
+    def reply(self, answer: Tokens, reply: Prompt) -> Tokens:
+        """Return the tokens of a reply, with a line break before and after it. `answer` is not used.
+
+        `reply`: a text; or messages, which stand in lines of their own; or a RawText, which has no line breaks around
+        it.
+        """
+        if isinstance(reply, RawText):
+            return self._tokenizer.encode(reply)
+        if not isinstance(reply, str):
+            reply = "\n".join(message.text for message in reply)
+        return self._tokenizer.encode(f"\n{reply}\n")
 
 
 def _tools_not_shown(prompt: MessagesWithTools) -> ConfigError:
     got = clipped(repr([*prompt.tools]), 200)
     return config_error("tools-not-shown", "env.kwargs.tools", got)
+
+
+def _for_template(message: Message) -> dict[str, Any]:
+    """Return a message in the form that chat templates take. Keys without a value are left out.
+
+    The arguments of calls are values instead of JSON texts, because templates write them as JSON.
+    """
+    shown: dict[str, Any] = {"role": message.role, "content": _content(message)}
+    if message.calls:
+        shown["tool_calls"] = [
+            {
+                "type": "function",
+                "id": call.id,
+                "function": {"name": call.name, "arguments": _arguments(call)},
+            }
+            for call in message.calls
+        ]
+    if message.call_id:
+        shown["tool_call_id"] = message.call_id
+    if message.name:
+        shown["name"] = message.name
+    return shown
+
+
+def _arguments(call: ToolCall) -> object:
+    """Return the value of a call's arguments; the text itself if it is no JSON."""
+    try:
+        value: object = parsed(call.arguments)
+    except ValueError:
+        return call.arguments
+    return value
 
 
 def _content(message: Message) -> str | list[dict[str, str]]:

@@ -9,7 +9,14 @@ from typing import Literal
 from rlplace.codes import problem
 from rlplace.errors import Problem
 
-Name = Literal["all-cut", "equal-groups", "no-gradient", "narrow-actions"]
+Name = Literal[
+    "all-cut",
+    "most-cut",
+    "most-refused",
+    "equal-groups",
+    "no-gradient",
+    "narrow-actions",
+]
 # Iterations in a row with a sign before it is told
 IN_A_ROW = 2
 # Actions within this part of their bounds hardly differ for a simulator
@@ -49,6 +56,18 @@ SIGNS: Sequence[Sign] = (
             numbers["actor/truncated_share"] >= 1.0
             and numbers.get("actor/groups_with_signal", 0.0) == 0.0
         ),
+    ),
+    Sign(
+        name="most-cut",
+        key="algorithm.max_new_tokens",
+        metric="env/cut_answers",
+        holds=lambda numbers: numbers["env/cut_answers"] > 0.5,
+    ),
+    Sign(
+        name="most-refused",
+        key="env.max_turns",
+        metric="env/refused_agents",
+        holds=lambda numbers: numbers["env/refused_agents"] > 0.5,
     ),
     Sign(
         name="equal-groups",

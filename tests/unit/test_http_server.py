@@ -16,6 +16,8 @@ import pytest
 
 from rlplace.envs.text import agents
 from rlplace.envs.text.agents import _Line, _Server
+from rlplace.envs.text.chat_api import Choice
+from rlplace.envs.text.contract import Message
 from rlplace.http_server import JsonServer, Limits
 from rlplace.workers.roles import reward_server
 from rlplace.workers.roles.reward_server import RewardServer
@@ -47,12 +49,16 @@ class Kind:
 @pytest.fixture(params=["agents", "reward"])
 def kind(request: pytest.FixtureRequest) -> Kind:
     if request.param == "agents":
-        line = _Line()
+        line = _Line(may_call=True)
+        yes = Message("assistant", "yes")
         for _ in range(4):
-            line.answers.put("yes")
+            choice = Choice(message=yes, finish="stop", prompt_tokens=1, tokens=1)
+            line.answers.put([choice])
         return Kind(
             lambda limits: _Server(
-                ("127.0.0.1", 0), owners={"other": _Line(), KEY: line}, limits=limits
+                ("127.0.0.1", 0),
+                owners={"other": _Line(may_call=True), KEY: line},
+                limits=limits,
             ),
             "/v1/chat/completions",
             b'{"messages": [{"role": "user", "content": "x"}]}',

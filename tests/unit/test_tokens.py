@@ -33,9 +33,12 @@ def answer(
 
 def test_what_the_policy_sampled_is_masked_in_and_nothing_else() -> None:
     episode = Episode(group=5, sample=1, prompt=ids(10, 11))
-    episode.pieces += [answer(20, 21), ids(30), answer(40, turn=1, version=4)]
-    assert episode.tokens().dtype == np.int32
+    episode.answered(answer(20, 21))
+    episode.asked(0, ids(30))
+    assert episode.context.tolist() == [10, 11, 20, 21, 30]
+    episode.answered(answer(40, turn=1, version=4))
     sample = episode.finish({"right": 1.0, "form": 0.5}, {"right": 1.0, "form": 0.2})
+    assert (sample.tokens.dtype, sample.parts) == (np.int32, ())
     assert sample.tokens.tolist() == [10, 11, 20, 21, 30, 40]
     assert sample.mask.tolist() == [False, False, True, True, False, True]
     assert sample.logprobs.tolist() == [0, 0, -1, -2, 0, -1]
@@ -52,13 +55,9 @@ def test_what_the_policy_sampled_is_masked_in_and_nothing_else() -> None:
 def test_an_answer_cut_by_length_is_truncated_and_an_episode_without_one_has_nothing_to_learn() -> (
     None
 ):
-    assert (
-        Episode(
-            group=5, sample=1, prompt=ids(10), pieces=[answer(20, 21, finish="length")]
-        )
-        .finish({}, {})
-        .truncated
-    )
+    episode = Episode(group=5, sample=1, prompt=ids(10))
+    episode.answered(answer(20, 21, finish="length"))
+    assert episode.finish({}, {}).truncated
     sample = Episode(group=0, sample=0, prompt=ids(10, 11)).finish(
         {"right": 0.0}, {"right": 1.0}
     )
@@ -66,19 +65,49 @@ def test_an_answer_cut_by_length_is_truncated_and_an_episode_without_one_has_not
 
 
 def test_a_reward_that_is_infinite_is_refused_and_one_that_is_nan_is_poison() -> None:
-    episode = Episode(group=5, sample=1, prompt=ids(10), pieces=[answer(20)])
+    episode = Episode(group=5, sample=1, prompt=ids(10))
+    episode.answered(answer(20))
     with pytest.raises(ValueError, match="sample 5/1: reward is inf"):
         episode.finish({"right": float("inf")}, {"right": 1.0})
     assert [
         episode.finish({"right": r}, {"right": 1.0}).poisoned
         for r in (float("nan"), 1.0)
     ] == [True, False]
-    episode.pieces.append(
-        dataclasses.replace(answer(21), logprobs=np.array([-np.inf], np.float32))
-    )
+    episode.asked(0, ids(30))
+    infinite = np.array([-np.inf], np.float32)
+    episode.answered(dataclasses.replace(answer(21), logprobs=infinite))
     assert episode.finish({"right": 1.0}, {"right": 1.0}).poisoned, (
         "by a log-probability"
     )
+
+
+def test_conversations_of_an_episode_follow_one_another_and_each_answer_is_learned_once() -> (
+    None
+):
+    episode = Episode(group=5, sample=1, prompt=ids(10))
+    episode.answered(answer(20, 21))
+    episode.asked(0, ids(30))
+    episode.answered(answer(22, turn=1))
+    # Another continuation of the first answer: its tokens are there again, and are not learned again
+    assert episode.after(0, ids(31, 32))[1] == 5 + 3 + 2
+    episode.asked(0, ids(31, 32))
+    assert episode.context.tolist() == [10, 20, 21, 31, 32]
+    episode.answered(answer(23, turn=2))
+    # A conversation of its own, and the first one again
+    episode.asked(None, ids(11))
+    assert episode.context.tolist() == [11]
+    episode.answered(answer(24, turn=3))
+    episode.asked(1, ids(33))
+    assert episode.context.tolist() == [10, 20, 21, 30, 22, 33]
+    episode.answered(answer(25, turn=4))
+    sample = episode.finish({}, {})
+    whole = [[10, 20, 21, 30, 22, 33, 25], [10, 20, 21, 31, 32, 23], [11, 24]]
+    assert sample.tokens.tolist() == [token for part in whole for token in part]
+    assert sample.parts == (7, 6, 2)
+    assert sample.tokens[sample.mask].tolist() == [20, 21, 22, 25, 23, 24]
+    assert (sample.turns, sample.prompt_tokens) == (5, 1)
+    with pytest.raises(ValueError, match="conversations of"):
+        dataclasses.replace(sample, parts=(7, 6))
 
 
 def test_lengths_must_agree() -> None:

@@ -3,21 +3,29 @@
 from rlplace.envs.text.contract import (
     Image,
     Message,
+    NextTurn,
     OneTurn,
     Prompt,
+    RawText,
+    Sampled,
     Split,
     TextEpisode,
     TextTask,
+    ToolCall,
     Transcript,
 )
 
 __all__ = [
     "Image",
     "Message",
+    "NextTurn",
     "OneTurn",
     "Prompt",
+    "RawText",
+    "Sampled",
     "Split",
     "TextEpisode",
     "TextTask",
+    "ToolCall",
     "Transcript",
 ]

@@ -8,7 +8,9 @@
     returns ────────────────────────────────▶ score and other facts
 
 Each episode has a thread for its agent, and a key by which the endpoint finds the episode. The policy learns from the
-tokens that it has sampled itself. From the agent's requests only the next message of the user is taken.
+tokens that it has sampled itself: a request that repeats an answer is recognised by its messages, and the sampled
+tokens are in its place. Of the request, only the messages behind the answer become tokens. A request that continues no
+answer begins a conversation of its own.
 """
 
 from __future__ import annotations
@@ -21,20 +23,46 @@ import time
 import weakref
 from collections.abc import Mapping, Sequence
 from http import HTTPStatus
-from typing import Any, ClassVar, Protocol, cast
+from typing import Any, ClassVar, NamedTuple, Protocol
 
 from rlplace.codes import config_error, problem
 from rlplace.envs.registry import named
-from rlplace.envs.text.contract import Message, NoPrompt, Split
+from rlplace.envs.text.chat_api import (
+    Asked,
+    Choice,
+    Finish,
+    Token,
+    answer_of,
+    call_id,
+    chat_request,
+    completion_request,
+    events_of,
+)
+from rlplace.envs.text.contract import (
+    Message,
+    MessagesWithTools,
+    NextTurn,
+    NoPrompt,
+    Prompt,
+    RawText,
+    Sampled,
+    Split,
+    ToolCall,
+    prompt_identity,
+)
 from rlplace.envs.text.rows import Epochs, each, mixed
 from rlplace.envs.text.stored_rows import Row
-from rlplace.http_server import JsonServer, Limits, Refused
+from rlplace.envs.text.tool_calls import FORMATS, Parser, format_of, read_calls
+from rlplace.http_server import Events, JsonServer, Limits, Refused
 from rlplace.json_text import parsed
 from rlplace.units import clipped
 
 # Reachable from this machine only; requests without an episode's key are rejected as well
 _HOST = "127.0.0.1"
-_PATH = "/v1/chat/completions"
+_REQUESTS = {
+    "/v1/chat/completions": chat_request,
+    "/v1/completions": completion_request,
+}
 # Limits for agents: each has one or several connections, and may compute for a while between two requests
 _LIMITS = Limits(connections=4096, silent_s=120.0)
 # Seconds that an agent may take to return after its last answer
@@ -43,14 +71,14 @@ _END_S = 10.0
 _KEPT = 64
 # Key of the errors about an agent
 _KEY = "env.kwargs.agent"
-# Options that a request must not use
-_NOT_HERE = (
-    "stream",
-    "tools",
-    "functions",
-    "response_format",
-    "logprobs",
-)
+# End of an episode -> why a further request gets no answer
+_OVER = {
+    "": "the episode is over: as many turns, or tokens, as it may have",
+    "max_turns": "the episode is over: it has as many answers as env.max_turns allows",
+    "sequence_length": (
+        "the episode is over: its conversations would have more tokens than algorithm.sequence_length allows"
+    ),
+}
 
 
 class Agent(Protocol):
@@ -67,11 +95,25 @@ class Agent(Protocol):
     ) -> float | Mapping[str, Any] | None: ...
 
 
+def _parser(name: str) -> Parser:
+    """Return the reader of calls with this name. Raises ConfigError if there is none."""
+    shipped = {each: f"rlplace.envs.text.tool_calls:{each}" for each in FORMATS}
+    found: Parser = named(
+        name,
+        shipped,
+        key="env.kwargs.tool_format",
+        code="unknown-task",
+        noun="form of calls",
+    )
+    return found
+
+
 class AgentTask:
     """A task with episodes that are led by the user's function `agent`, written as `package.module:function`.
 
-    With `path`, each row of a data set is an episode. Wherever a prompt is needed, also in the check of a config, the
-    agent is started, and its first request is the prompt.
+    With `path`, each row of a data set is an episode. `tool_format`: how the model writes calls of tools: a key of
+    FORMATS, or a function of the user's, (answer, tools) -> Parsed; None: the chat template tells it. Wherever a prompt
+    is needed, also in the check of a config, the agent is started, and its first request is the prompt.
     """
 
     rewards: ClassVar[Sequence[str]] = ("score",)
@@ -86,7 +128,9 @@ class AgentTask:
         agent: str,
         path: str | Sequence[str] | Mapping[str, float] | None = None,
         first_request_s: float = 60.0,
+        tool_format: str | None = None,
     ) -> None:
+        self._parser = None if tool_format is None else _parser(tool_format)
         self._agent: Agent = named(
             agent, {}, key="env.kwargs.agent", code="unknown-task", noun="agent"
         )
@@ -101,8 +145,14 @@ class AgentTask:
         self._split = split
         self._first_request_s = first_request_s
         # First requests by episode number, the oldest first
-        self._first: dict[int, Sequence[Message]] = {}
+        self._first: dict[int, Prompt] = {}
         self._endpoint = _Endpoint()
+
+    def read_template(self, template: str | None) -> None:
+        """Find out how the model writes calls of tools, by its chat template."""
+        form = format_of(template)
+        if self._parser is None and form is not None:
+            self._parser = FORMATS[form]
 
     def episode(self, number: int) -> AgentEpisode:
         """Start one agent for the prompt with this number, and return its episode. Raises as `episodes` does."""
@@ -122,7 +172,10 @@ class AgentTask:
             "seed": self._seed,
         }
         # All agents start before the first wait
-        begun = [AgentEpisode(self._agent, row, self._endpoint) for _ in range(samples)]
+        begun = [
+            AgentEpisode(self._agent, row, self._endpoint, self._parser)
+            for _ in range(samples)
+        ]
         deadline_s = time.monotonic() + self._first_request_s
         failed = [episode.begin(deadline_s) for episode in begun]
         prompts = [
@@ -137,7 +190,9 @@ class AgentTask:
         if prompts:
             self._first.setdefault(number, prompts[0])
         first = self._first[number]
-        if others := [prompt for prompt in prompts if prompt != first]:
+        identity = prompt_identity(first)
+        others = [prompt for prompt in prompts if prompt_identity(prompt) != identity]
+        if others:
             got = clipped(repr(others[0]), 200)
             raise config_error("agent-refused", _KEY, got, error="another-request")
         for episode in begun:
@@ -157,17 +212,32 @@ class AgentTask:
         return self._rows[self._epochs.row(number)][0]
 
 
+class _Said(NamedTuple):
+    """A conversation up to an answer of the policy.
+
+    `asked`: the request that was answered. `answer`: the message that the agent got.
+    """
+
+    asked: Asked
+    answer: Message
+
+
 class AgentEpisode:
     """An episode with its running agent. When this object is garbage-collected, the agent gets no more answers."""
 
-    prompt: Sequence[Message] = ()
+    prompt: Prompt = ()
 
     def __init__(
-        self, agent: Agent, row: Mapping[str, Any], endpoint: _Endpoint
+        self,
+        agent: Agent,
+        row: Mapping[str, Any],
+        endpoint: _Endpoint,
+        parser: Parser | None,
     ) -> None:
         # The thread and the endpoint hold `_line`, not this object, so that it can be collected
-        self._line = _Line()
+        self._line = _Line(may_call=parser is not None)
         self._row = row
+        self._parser = parser
         key = endpoint.open(self._line)
         weakref.finalize(self, endpoint.shut, key).atexit = False
         work = (agent, endpoint.url, key, dict(row))
@@ -179,6 +249,14 @@ class AgentEpisode:
         self._failed: NoPrompt | None = None
         # Deadline (monotonic clock) for the agent to return after its last answer
         self._until_s: float | None = None
+        # The request that is being answered, its answers so far, and what the policy answers next
+        self._asked = Asked(prompt=())
+        self._choices: list[Choice] = []
+        self._turn = NextTurn(messages=())
+        # All conversations up to each answer, in the order of the answers
+        self._said: list[_Said] = []
+        # The next answer, as it was sampled
+        self._sampled: Sampled | None = None
 
     def begin(self, deadline_s: float) -> NoPrompt | None:
         """Wait for the agent's first request, and keep it as the prompt. Return None, or the error if no request comes.
@@ -196,63 +274,111 @@ class AgentEpisode:
             )
             return self._failed
         # The agent returned or raised instead
-        if not isinstance(asked, list):
+        if isinstance(asked, _End):
             got = "it returned"
             if asked.error is not None:
                 got = f"{type(asked.error).__name__}: {asked.error}"
+            if self._line.refused:
+                got = (
+                    f"{got}; the endpoint has refused its request: {self._line.refused}"
+                )
             self._failed = NoPrompt(
                 [problem("agent-refused", _KEY, got, error="ended")]
             )
             self._failed.__cause__ = asked.error
             return self._failed
-        self.prompt = tuple(asked)
-        self._said = asked
+        self._ask(asked)
+        self.prompt = self._turn.messages
         return None
 
-    def reply(self, answer: str) -> str | None:
-        """Give the policy's answer to the agent, and return the new message in its next request.
+    def sampled(self, answer: Sampled) -> None:
+        """Keep the tokens of the answer that `reply` gets next. Without this call, the answer has its text alone."""
+        self._sampled = answer
 
-        Return None if the agent has returned. Raises the agent's exception if the agent has raised one. Raises
-        ValueError if the request is not the conversation so far with one new message of the user.
+    def reply(self, answer: str) -> NextTurn | None:
+        """Give the policy's answer to the agent, and return what its next request asks.
+
+        A request for several answers is asked again until it has them. Return None if the agent has returned. Raises
+        the agent's exception if the agent has raised one.
         """
         if self._failed is not None:
             raise self._failed
-        self._line.answers.put(answer)
+        choice = self._choice(answer)
+        self._said.append(_Said(self._asked, choice.message))
+        self._choices.append(choice)
+        if len(self._choices) < self._asked.choices:
+            return self._turn
+        self._line.answers.put(self._choices)
         asked = self._line.asked.get()
-        if not isinstance(asked, list):
+        if isinstance(asked, _End):
             if asked.error is not None:
                 raise asked.error
             return None
-        # The request must repeat the conversation and add one message of the user
-        said = self._said
-        expected = [*said, Message("assistant", answer)]
-        before = asked[: len(expected)]
-        added = asked[len(expected) :]
-        same = before[:-1] == said and before[-1:] and before[-1].role == "assistant"
-        if (
-            not same
-            or before[-1].text.strip() != answer.strip()
-            or [m.role for m in added] != ["user"]
-        ):
-            raise ValueError(
-                "an agent's next request has the messages of the one before, the answer to it and one message of the "
-                f"user more, since an episode is one conversation; its roles are {[m.role for m in asked]}"
+        self._ask(asked)
+        return self._turn
+
+    def _ask(self, asked: Asked) -> None:
+        """Begin a request: find the answer that it follows, which is the one with the longest equal conversation."""
+        self._asked = asked
+        self._choices = []
+        self._turn = NextTurn(messages=_prompt(asked))
+        longest = 0
+        for number, said in enumerate(self._said):
+            more = _behind(said, asked)
+            if more is not None and len(said.asked.prompt) >= longest:
+                self._turn = NextTurn(messages=more, after=number)
+                longest = len(said.asked.prompt)
+
+    def _choice(self, answer: str) -> Choice:
+        """Return an answer of the policy as the agent gets it. `answer`: its text without special tokens."""
+        asked = self._asked
+        sampled = self._sampled
+        self._sampled = None
+        content = answer
+        calls: Sequence[ToolCall] = ()
+        if asked.tools and self._parser is not None:
+            # Some families write calls with special tokens
+            text = answer if sampled is None else sampled.text
+            found = read_calls(self._parser, text, asked.tools)
+            if found.calls:
+                content, calls = found
+            if asked.one_call:
+                calls = calls[:1]
+        with_ids = [dataclasses.replace(call, id=call_id()) for call in calls]
+        message = Message("assistant", content, tuple(with_ids))
+        finish: Finish = "tool_calls" if calls else "stop"
+        if sampled is None:
+            return Choice(message=message, finish=finish, prompt_tokens=0, tokens=0)
+        if sampled.is_cut:
+            finish = "length"
+        choice = Choice(
+            message=message,
+            finish=finish,
+            prompt_tokens=len(sampled.prompt),
+            tokens=len(sampled.tokens),
+        )
+        if asked.logprobs:
+            tokens = [
+                Token(text=sampled.decode([token]), logprob=logprob)
+                for token, logprob in zip(sampled.tokens, sampled.logprobs, strict=True)
+            ]
+            choice = dataclasses.replace(choice, logprobs=tokens)
+        if asked.ids:
+            choice = dataclasses.replace(
+                choice,
+                prompt_ids=sampled.prompt,
+                ids=sampled.tokens,
             )
-        self._said = asked
-        return added[0].text
+        return choice
 
-    def cut(self) -> None:
-        """Note that the next answer was cut at a length limit: the agent gets it with finish_reason "length"."""
-        self._line.cut = True
-
-    def end(self) -> None:
+    def end(self, why: str = "") -> None:
         """Tell the agent that the episode is over.
 
         The caller does so for all episodes before it calls `facts` of any of them, so that the agents end at the same
-        time.
+        time. `why`: one of ENDS, for the error that a further request gets.
         """
         if self._until_s is None:
-            self._line.close()
+            self._line.close(why)
             self._until_s = time.monotonic() + _END_S
 
     def facts(self) -> Mapping[str, Any]:
@@ -289,15 +415,19 @@ class _Line:
     It has no reference to the episode, so that the episode can be garbage-collected.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, may_call: bool) -> None:
         # Requests of the agent, then its end
-        self.asked: queue.SimpleQueue[list[Message] | _End] = queue.SimpleQueue()
+        self.asked: queue.SimpleQueue[Asked | _End] = queue.SimpleQueue()
         # Answers to the agent; None: there are no more
-        self.answers: queue.SimpleQueue[str | None] = queue.SimpleQueue()
+        self.answers: queue.SimpleQueue[Sequence[Choice] | None] = queue.SimpleQueue()
         self.result: float | Mapping[str, Any] | None = None
-        # Whether the next answer was cut at a length limit; then it is the last one
-        self.cut = False
+        # Whether calls of tools can be read from answers
+        self.may_call = may_call
         self.closed = False
+        # Why the latest wrong request was refused; "" without one
+        self.refused = ""
+        # Why there are no more answers
+        self.why = _OVER[""]
         # Held by the request that waits for an answer
         self._asking = threading.Lock()
 
@@ -318,25 +448,20 @@ class _Line:
             ended.__cause__ = error
             self.asked.put(_End(ended))
 
-    def ask(self, messages: list[Message]) -> str | None:
-        """Pass a request of the agent to the episode, and return the answer; None if there are no more answers.
+    def ask(self, asked: Asked) -> Sequence[Choice] | None:
+        """Pass a request of the agent to the episode, and return the answers; None if there are no more answers.
 
-        Raises ValueError if another request of the agent is already waiting.
+        A request waits until those before it have their answers.
         """
-        if not self._asking.acquire(blocking=False):
-            raise ValueError(
-                "the request before has no answer yet: an episode is one conversation"
-            )
-        try:
+        with self._asking:
             if self.closed:
                 return None
-            self.asked.put(messages)
+            self.asked.put(asked)
             return self.answers.get()
-        finally:
-            self._asking.release()
 
-    def close(self) -> None:
-        """Give no more answers: to a request that waits now, and to all later requests."""
+    def close(self, why: str = "") -> None:
+        """Give no more answers: to a request that waits now, and to all later requests. `why`: a key of _OVER."""
+        self.why = _OVER.get(why, self.why)
         self.closed = True
         self.answers.put(None)
 
@@ -347,36 +472,32 @@ class _Server(JsonServer):
     def get(self, path: str) -> object:
         """Return the list of models. Raises Refused for other requests."""
         if path != "/v1/models":
-            raise Refused(HTTPStatus.NOT_FOUND, f"there is {_PATH}")
+            raise Refused(HTTPStatus.NOT_FOUND, f"there is {', '.join(_REQUESTS)}")
         model = {"id": "policy", "object": "model", "owned_by": "rlplace"}
         return {"object": "list", "data": [model]}
 
     def post(self, path: str, owner: _Line, body: bytes) -> object:
-        """Wait for the policy's answer to a chat request of an agent, and return it. Raises Refused."""
-        if path != _PATH:
-            raise Refused(HTTPStatus.NOT_FOUND, f"there is {_PATH}")
+        """Wait for the policy's answers to a request of an agent, and return them. Raises Refused."""
+        read = _REQUESTS.get(path)
+        if read is None:
+            raise Refused(HTTPStatus.NOT_FOUND, f"there is {', '.join(_REQUESTS)}")
         try:
-            answer = owner.ask(_messages(body))
+            asked = read(body)
         except ValueError as error:
-            raise Refused(HTTPStatus.BAD_REQUEST, str(error)) from error
-        if answer is None:
-            why = "the episode is over: as many turns, or tokens, as it may have"
-            raise Refused(HTTPStatus.GONE, why)
-        # An answer in the form of the OpenAI API
-        choice = {
-            "index": 0,
-            "message": {"role": "assistant", "content": answer},
-            "finish_reason": "length" if owner.cut else "stop",
-            "logprobs": None,
-        }
-        return {
-            "id": f"chatcmpl-{secrets.token_hex(8)}",
-            "object": "chat.completion",
-            "model": "policy",
-            "created": int(time.time()),
-            "choices": [choice],
-            "usage": None,
-        }
+            owner.refused = str(error)
+            raise Refused(HTTPStatus.BAD_REQUEST, owner.refused) from error
+        if asked.tools and not owner.may_call:
+            owner.refused = (
+                "the chat template of the model shows no form of calls that is known here: name one by tool_format in "
+                f"env.kwargs ({', '.join(FORMATS)}, or a function of yours)"
+            )
+            raise Refused(HTTPStatus.BAD_REQUEST, owner.refused)
+        choices = owner.ask(asked)
+        if choices is None:
+            raise Refused(HTTPStatus.GONE, owner.why)
+        if asked.is_stream:
+            return Events(events_of(asked, choices))
+        return answer_of(asked, choices)
 
     def refusal(self, status: int, why: str) -> object:
         """Return the content of an error, in the form of the OpenAI API."""
@@ -435,48 +556,45 @@ def _end(server: _Server) -> None:
     threading.Thread(target=server.shutdown, name="ends agents", daemon=True).start()
 
 
-def _messages(body: bytes) -> list[Message]:
-    """Return the messages in the body of a chat request. Raises ValueError if the request is wrong or not supported."""
-    try:
-        asked = parsed(body)
-    except ValueError as error:
-        raise ValueError(f"the request is no JSON: {error}") from None
-    if not isinstance(asked, dict):
-        raise ValueError("a request is an object with a list of messages")
-    messages = asked.get("messages")
-    if not isinstance(messages, list) or not messages:
-        raise ValueError("a request is an object with a list of messages")
-    # Options that the run's config decides, or that are not supported
-    odd = [name for name in _NOT_HERE if asked.get(name)]
-    if asked.get("n") not in (None, 1):
-        odd.append("n")
-    if odd:
-        raise ValueError(
-            f"not offered here: {', '.join(odd)}; how answers are drawn is decided by the run's config"
-        )
-    return [_message(message) for message in asked["messages"]]
+def _prompt(asked: Asked) -> Prompt:
+    """Return the prompt of a request, with its tools."""
+    if isinstance(asked.prompt, RawText):
+        return asked.prompt
+    if asked.tools:
+        return MessagesWithTools.of(asked.prompt, asked.tools)
+    return tuple(asked.prompt)
 
 
-def _message(message: Any) -> Message:
-    """Return one message of a chat request. Raises ValueError if it is not a text with a known role."""
-    role = None
-    content = None
-    if isinstance(message, dict):
-        role = message.get("role")
-        content = message.get("content")
-    # A list of text parts is one text
-    if isinstance(content, list):
-        plain = [isinstance(p, dict) and p.get("type") == "text" for p in content]
-        if all(plain):
-            content = "".join(str(part.get("text", "")) for part in content)
-    if role not in ("system", "user", "assistant") or not isinstance(content, str):
-        raise ValueError(
-            "a message has a role (system, user, assistant) and a text as its content"
-        )
+def _behind(said: _Said, asked: Asked) -> Prompt | None:
+    """Return what a request has behind an earlier conversation; None if it does not continue this conversation."""
+    before = said.asked.prompt
+    if isinstance(asked.prompt, RawText) or isinstance(before, RawText):
+        if not isinstance(asked.prompt, RawText) or not isinstance(before, RawText):
+            return None
+        whole = before + said.answer.text
+        if asked.prompt.startswith(whole) and len(asked.prompt) > len(whole):
+            return RawText(asked.prompt[len(whole) :])
+        return None
+    expected = [*before, said.answer]
+    more = asked.prompt[len(expected) :]
+    # An answer that continues a last message of the assistant has no tokens between the two
+    if not more or more[-1].role == "assistant" or asked.tools != said.asked.tools:
+        return None
+    if all(map(_equal, expected, asked.prompt)):
+        return tuple(more)
+    return None
+
+
+def _equal(one: Message, other: Message) -> bool:
+    """Return whether two messages say the same. Clients cut blanks, and write the arguments of calls anew."""
+    if one.role != other.role or one.text.strip() != other.text.strip():
+        return False
+    return [*map(_call, one.calls)] == [*map(_call, other.calls)]
+
+
+def _call(call: ToolCall) -> tuple[str, object]:
+    """Return the name and the arguments of a call, for comparisons."""
     try:
-        content.encode()
-    except UnicodeEncodeError as error:
-        raise ValueError(
-            f"a message has half of a character, at {error.start} of its content"
-        ) from None
-    return Message(cast("Any", role), content)
+        return call.name, parsed(call.arguments)
+    except ValueError:
+        return call.name, call.arguments

@@ -4,6 +4,8 @@
 
     task.episode(number) ──▶ prompt ──▶ answer ── reply(answer) ──▶ text ──▶ answer ── reply(answer) ──▶ None
                                                                                           facts() ──▶ reward functions
+
+A reply is a text of the user, or a NextTurn: other messages, after any of the answers so far, or a new conversation.
 """
 
 from __future__ import annotations
@@ -39,14 +41,32 @@ class Image:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
+class ToolCall:
+    """A call of a tool by the policy.
+
+    `name`: name of the tool. `arguments`: a JSON text; of an object, if the call is as it should be. `id`: by which the
+    message with the result names the call.
+    """
+
+    name: str
+    arguments: str
+    id: str = ""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
 class Message:
     """One message of a conversation.
 
-    `content`: a text; or, for models that read images, texts and images in their order.
+    `content`: a text; or, for models that read images, texts and images in their order. `calls`: the tools that a
+    message of the assistant calls. `call_id`, `name`: of a message of a tool: which call it is the result of, and the
+    name of the tool; "" if they are not known.
     """
 
-    role: Literal["system", "user", "assistant"]
+    role: Literal["system", "user", "assistant", "tool"]
     content: str | tuple[str | Image, ...]
+    calls: tuple[ToolCall, ...] = ()
+    call_id: str = ""
+    name: str = ""
 
     @property
     def text(self) -> str:
@@ -78,14 +98,48 @@ class MessagesWithTools(tuple[Message, ...]):
         return made
 
 
+class RawText(str):
+    """A prompt that the model reads as it is, also if it chats: no chat template is around it."""
+
+
 # A plain text becomes one user message for models that chat
 Prompt = str | Sequence[Message]
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class NextTurn:
+    """What the policy answers next.
+
+    `after`: number of the answer that `messages` follow, counted from 0 over the whole episode; None: `messages` are
+    the prompt of a new conversation. After an answer, a RawText follows it as it is, and messages by the chat template.
+    """
+
+    messages: Prompt
+    after: int | None = None
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Sampled:
+    """An answer of the policy, as the engine sampled it.
+
+    `text`: with its special tokens, but without those that end the answer. `prompt`: ids of the tokens that the answer
+    follows. `tokens`: ids of its tokens, with the stop token. `logprobs`: log-probability of each token under the
+    distribution from which it was sampled. `is_cut`: whether the answer was cut at a length limit. `decode`: returns
+    the text of token ids, with special tokens.
+    """
+
+    text: str
+    prompt: Sequence[int]
+    tokens: Sequence[int]
+    logprobs: Sequence[float]
+    is_cut: bool
+    decode: Callable[[Sequence[int]], str]
 
 
 class TextEpisode(Protocol):
     """One conversation between the policy and an environment. All methods are called by one thread.
 
-    If an episode has a method `cut()`, it is called before `reply` gets an answer that was cut at a length limit.
+    If an episode has a method `sampled(answer: Sampled)`, it is called before `reply` gets this answer as a text.
     """
 
     @property
@@ -93,10 +147,11 @@ class TextEpisode(Protocol):
         """The prompt of the episode: a text, or messages."""
         ...
 
-    def reply(self, answer: str) -> str | None:
+    def reply(self, answer: str) -> str | NextTurn | None:
         """Return the environment's reply to an answer of the policy; None if the episode is over.
 
-        After None, this method is not called again.
+        After None, this method is not called again. An answer that was cut at a length limit ends the episode, unless
+        the reply to it is a NextTurn.
         """
         ...
 
@@ -113,9 +168,10 @@ class TextTask(Protocol):
 
     `rewards`: reward functions to use if the config names none.
 
-    A task with episodes that take long to begin also has a method `episodes(number, samples)`: it begins the episodes
-    of all samples of a prompt together. The driver makes the task too, to find mistakes before workers start, so making
-    it must be cheap. `reply` is called in several threads at once, for different episodes. If a task sets
+    If a task has a method `read_template(template)`, it gets the chat template of the model, or None, before the first
+    episode. A task with episodes that take long to begin also has a method `episodes(number, samples)`: it begins the
+    episodes of all samples of a prompt together. The driver makes the task too, to find mistakes before workers start,
+    so making it must be cheap. `reply` is called in several threads at once, for different episodes. If a task sets
     `replies_alone = True`, it is called only in the main thread of the rank, one call at a time.
 
     A task whose episodes have several turns may have a method `identity(number)`, which returns a text: equal texts for
@@ -154,8 +210,17 @@ class OneTurn:
         return self.known
 
 
+def text_of(prompt: Prompt) -> str:
+    """Return the texts of all messages of a prompt, each in lines of its own."""
+    if isinstance(prompt, str):
+        return prompt
+    return "\n".join(message.text for message in prompt)
+
+
 def prompt_identity(prompt: Prompt) -> str:
     """Return a text that is equal for equal prompts. A plain text equals one message of the user with this text."""
+    if isinstance(prompt, RawText):
+        return f"raw text {prompt!r}"
     if isinstance(prompt, str):
         prompt = [Message("user", prompt)]
     if isinstance(prompt, MessagesWithTools):

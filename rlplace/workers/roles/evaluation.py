@@ -12,6 +12,7 @@ from typing import Any
 from rlplace.comm.channel import ChannelSpec
 from rlplace.comm.ends import LocalChannel
 from rlplace.config.blocks.language_model import LanguageModelJobConfig
+from rlplace.envs.text import Message
 from rlplace.errors import ChannelBroken
 from rlplace.placement.language.slots import Slot
 from rlplace.placement.schedule import Residency
@@ -153,12 +154,19 @@ def _both(
     return samples
 
 
+def _shown(message: Message) -> dict[str, Any]:
+    """Return the fields of a message. Those of tools are left out if they are empty."""
+    fields = dataclasses.asdict(message)
+    kept = ("role", "content")
+    return {name: value for name, value in fields.items() if name in kept or value}
+
+
 def _transcript(sample: Sample) -> dict[str, Any]:
     said = sample.transcript
     prompt = (
         said.prompt
         if isinstance(said.prompt, str)
-        else [dataclasses.asdict(each) for each in said.prompt]
+        else [_shown(message) for message in said.prompt]
     )
     return {
         "prompt": prompt,

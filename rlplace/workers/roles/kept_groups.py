@@ -62,7 +62,7 @@ def write(
         for sample in group
     ]
     index = [
-        {"iteration": i, "length": s.weight, "ended": s.ended}
+        {"iteration": i, "length": s.weight, "ended": s.ended, "parts": s.parts}
         | {name: getattr(s, name) for name in _VALUES}
         for i, s in samples
     ]
@@ -140,8 +140,13 @@ def _samples(file: Path, asked: str) -> list[tuple[int, Sample]]:
             name: entry[name] for name in _VALUES
         }
         images = tuple(digest.encode() for digest in entry.get("images", ()))
-        # Files of older versions do not say why an episode ended
-        sample = Sample(**values, images=images, ended=entry.get("ended", ""))
+        # Files of older versions do not say why an episode ended, and have no parts
+        sample = Sample(
+            **values,
+            images=images,
+            ended=entry.get("ended", ""),
+            parts=tuple(entry.get("parts", ())),
+        )
         samples.append((entry["iteration"], _with_text(sample, entry)))
         start = stop
     return samples

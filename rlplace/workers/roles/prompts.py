@@ -87,6 +87,8 @@ class Prompts:
         self._seed = env.eval_seed if self.held_out else config.runner.seed
         self.task = make_task(env, seed=self._seed, split=split)
         self.tokenizer = Tokenizer.load(model)
+        if read_template := getattr(self.task, "read_template", None):
+            read_template(self.tokenizer.chat_template)
         self._vision = VisionSpec.of(model, env)
         self.conversation = _conversation(env, self.tokenizer)
         self._longest = config.algorithm.max_prompt_length

@@ -10,7 +10,7 @@ from collections import deque
 from typing import NamedTuple
 
 from rlplace.codes import problem
-from rlplace.envs.text import TextEpisode
+from rlplace.envs.text import NextTurn, TextEpisode
 from rlplace.errors import RewardError
 from rlplace.units import clipped
 
@@ -21,7 +21,7 @@ MOST_HUNG = 64
 
 class Reply(NamedTuple):
     place: Place
-    text: str | None = None  # None: the episode is over
+    said: str | NextTurn | None = None  # None: the episode is over
     error: Exception | None = None  # the error that was raised instead of a reply
 
 
@@ -142,12 +142,12 @@ class Replies:
 
     def _make(self, asked: _Asked) -> None:
         try:
-            text = asked.dialogue.reply(asked.answer)
-            if not isinstance(text, str | None):
+            said = asked.dialogue.reply(asked.answer)
+            if not isinstance(said, str | NextTurn | None):
                 raise TypeError(
-                    f"reply() returned a {type(text).__name__}, where a text or None is due"
+                    f"reply() returned a {type(said).__name__}, where a text or None is due"
                 )
-            reply = Reply(asked.place, text=text)
+            reply = Reply(asked.place, said=said)
         except (Exception, SystemExit) as error:  # noqa: BLE001  # whatever the task raises is reported by the episode
             told = (
                 RuntimeError("reply() left the thread by SystemExit")

@@ -173,7 +173,8 @@ class ModelInput(NamedTuple):
     """One sample as the input of a scoring model.
 
     `group`, `sample`: numbers of the group and of the sample in it. `tokens`: L tokens in the model's own vocabulary.
-    `mask`: true at the tokens to score, [L]. `images`: image files of the prompt.
+    `mask`: true at the tokens to score, [L]. `images`: image files of the prompt. `parts`: lengths of conversations
+    that are read alone; empty: there is one.
     """
 
     group: int
@@ -181,6 +182,7 @@ class ModelInput(NamedTuple):
     tokens: Tokens  # [L'], in the model's own vocabulary
     mask: NDArray[np.bool_]  # [L'], true at the tokens to score
     images: Files = ()
+    parts: tuple[int, ...] = ()
 
 
 class Scorer(RoleWorker, abc.ABC):
@@ -384,7 +386,8 @@ class ModelScorer(Scorer, JoinedWorker):
             [getattr(each, name) for each in batch]
             for name in ("tokens", "mask", "images")
         )
-        packed = Packed.of(tokens, masks, self._lm.device, alike, images)
+        parts = [each.parts for each in batch]
+        packed = Packed.of(tokens, masks, self._lm.device, alike, images, parts)
         with torch.no_grad():
             return self._lm.module(packed, *others)
 
@@ -397,7 +400,12 @@ class TeacherWorker(ModelScorer):
 
     def _input(self, sample: Sample) -> ModelInput:
         return ModelInput(
-            sample.group, sample.sample, sample.tokens, sample.mask, sample.images
+            sample.group,
+            sample.sample,
+            sample.tokens,
+            sample.mask,
+            sample.images,
+            sample.parts,
         )
 
     def _values(self, batch: Sequence[ModelInput]) -> Sequence[Values]:
@@ -525,10 +533,11 @@ def retokenized(job: TextArguments, folder: Path) -> Callable[[Sample], Tokens]:
     """Return a function that converts a sample into tokens of the model in `folder`.
 
     `job`: arguments of the run's workers. If the policy has the same tokenizer, the function returns the sample's own
-    tokens. Raises ConfigError if the prompts are chats and the tokenizer in `folder` has no chat template.
+    tokens: those of the last conversation, if an agent had several. Raises ConfigError if the prompts are chats and the
+    tokenizer in `folder` has no chat template.
     """
     if same_tokens(job.model, folder):
-        return lambda sample: sample.tokens
+        return _last_conversation
     tokenizer = Tokenizer.load(folder)
     env = job.config.env
     if not env.chat:
@@ -543,6 +552,13 @@ def retokenized(job: TextArguments, folder: Path) -> Callable[[Sample], Tokens]:
     return lambda sample: tokenizer.chat(
         conversation(sample.transcript, env.system), answered=True
     )
+
+
+def _last_conversation(sample: Sample) -> Tokens:
+    """Return the tokens of the last conversation of a sample; of a sample with one conversation, all tokens."""
+    if sample.parts:
+        return sample.tokens[-sample.parts[-1] :]
+    return sample.tokens
 
 
 def conversation(transcript: Transcript, system: str | None = None) -> list[Message]:

@@ -13,6 +13,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import dataclasses
+import functools
 import itertools
 import math
 import time
@@ -23,8 +24,8 @@ from typing import ClassVar
 
 import numpy as np
 
-from rlplace.envs.text import Split, TextEpisode, Transcript
-from rlplace.envs.text.contract import NoPrompt
+from rlplace.envs.text import NextTurn, Sampled, Split, TextEpisode, Transcript
+from rlplace.envs.text.contract import NoPrompt, text_of
 from rlplace.envs.text.failures import NO_USE, Failures
 from rlplace.envs.text.graders import grader_of
 from rlplace.envs.text.rewards import Case, Reward, find_rewards
@@ -199,6 +200,7 @@ class TextEnvWorker(EnvWorker):
         failed = self.failures.metrics("env")
         return {
             **_metrics("env", samples, self.rewards, play.watch),
+            **play.agent_metrics("env"),
             **refilled,
             **failed,
             **self._dropped("env", "train"),
@@ -474,9 +476,7 @@ class OpenEpisode:
         `failed`: whether the task has failed in this episode. The transcript then has empty `facts`, because the task
         is not asked for them.
         """
-        completions = [
-            piece for piece in self.tokens.pieces if isinstance(piece, Completion)
-        ]
+        completions = self.tokens.answers
         return Transcript(
             prompt=self.dialogue.prompt,
             answers=tuple(self.answers),
@@ -548,6 +548,14 @@ class Pass:
         self._replies = Replies(together=together, timeout_s=settings.reply_timeout_s)
         # Number of other env ranks that have sent Done
         self._done_ranks = 0
+        # Number of answers that have arrived, and of those that were cut at a length limit
+        self._answers = 0
+        self._cut_answers = 0
+        # Of episodes that a program leads: their number, their conversations, and how many asked for one more answer
+        # than they may have
+        self._led = 0
+        self._conversations = 0
+        self._refused = 0
         # sim: prompts, replies and their tokens; reward: rewards computed here, and waiting for the others
         self.watch = Stopwatch("sim", "reward", "wait", "put")
 
@@ -738,13 +746,44 @@ class Pass:
             )
         self._due -= 1
         answer = self._prompts.tokenizer.decode_answer(item.tokens)
-        episode.tokens.pieces.append(item)
+        self._answers += 1
+        self._cut_answers += item.finish == "length"
+        if sampled := getattr(episode.dialogue, "sampled", None):
+            sampled(self._sampled(item, episode.tokens.context))
+        episode.tokens.answered(item)
         episode.answers.append(answer)
-        cut = getattr(episode.dialogue, "cut", None)
-        if item.finish == "length" and cut is not None:
-            cut()
         self._replies.ask(place, episode.dialogue, answer)
         self._hear(_QUICK_S)
+
+    def agent_metrics(self, component: str) -> Metrics:
+        """Return the metrics of conversations that a program leads; {} for other tasks.
+
+        `component`: first part of the metrics' names.
+        """
+        if not self._led:
+            return {}
+        cut = Metric(self._cut_answers / max(1, self._answers), "mean", self._answers)
+        conversations = Metric(
+            self._conversations / max(1, self._led), "mean", self._led
+        )
+        refused = Metric(self._refused / self._led, "mean", self._led)
+        return {
+            f"{component}/cut_answers": cut,
+            f"{component}/conversations": conversations,
+            f"{component}/refused_agents": refused,
+        }
+
+    def _sampled(self, item: Completion, context: Tokens) -> Sampled:
+        """Return an answer as the engine sampled it. `context`: the tokens that it follows."""
+        tokenizer = self._prompts.tokenizer
+        return Sampled(
+            text=tokenizer.decode_written(item.tokens),
+            prompt=context.tolist(),
+            tokens=item.tokens.tolist(),
+            logprobs=item.logprobs.tolist(),
+            is_cut=item.finish == "length",
+            decode=functools.partial(tokenizer.decode, special=True),
+        )
 
     def _hear(self, wait_s: float) -> None:
         """Handle the replies of the task that have arrived: continue their episodes, or give ended episodes to the
@@ -758,7 +797,7 @@ class Pass:
                 self._failed(reply.place, reply.error)
                 continue
             try:
-                following = self._continued(self._open[reply.place], reply.text)
+                following = self._continued(self._open[reply.place], reply.said)
             except (
                 ConfigError
             ) as error:  # a reply that is not text, or that the chat template rejects
@@ -769,8 +808,12 @@ class Pass:
                 self._to_ask.append(following)
                 continue
             over.append(reply.place)
-            if end := getattr(self._open[reply.place].dialogue, "end", None):
-                end()
+            episode = self._open[reply.place]
+            if end := getattr(episode.dialogue, "end", None):
+                end(episode.ended)
+                self._led += 1
+                self._conversations += len(episode.tokens.conversations)
+                self._refused += reply.said is not None
         for place in over:
             episode = self._open[place]
             try:
@@ -850,35 +893,51 @@ class Pass:
         )
         self._over(group)
 
-    def _continued(self, episode: OpenEpisode, reply: str | None) -> Request | None:
+    def _continued(
+        self, episode: OpenEpisode, reply: str | NextTurn | None
+    ) -> Request | None:
         """Add the environment's reply to the episode, and return the request for the policy's next answer.
 
-        Return None if the episode is over: `reply` is None, the last answer was cut at its length limit, or the episode
-        has its largest number of turns or tokens.
+        Return None if the episode is over: `reply` is None, the last answer was cut at its length limit and the reply
+        is a text, or the episode has its largest number of turns or tokens.
         """
         settings = self._worker.config.config
-        completion = episode.tokens.pieces[-1]
-        assert isinstance(completion, Completion), "a reply is to an answer"
+        last = len(episode.answers) - 1
+        completion = episode.tokens.answers[last]
         # A cut answer is incomplete: the environment gets it as it is, and the episode ends.
-        if completion.finish != "stop":
+        if completion.finish != "stop" and not isinstance(reply, NextTurn):
             episode.ended = "cut_answer"
             return None
         if reply is None:
             episode.ended = "task"
             return None
+        turn = reply
+        if isinstance(turn, str):
+            turn = NextTurn(messages=turn, after=last)
         if len(episode.answers) >= settings.env.max_turns:
             episode.ended = "max_turns"
             return None
-        more = self._prompts.conversation.reply(completion.tokens, reply)
-        if len(episode.tokens.tokens()) + len(more) >= settings.algorithm.longest:
+        conversation = self._prompts.conversation
+        if turn.after is None:
+            more = conversation.first(turn.messages)
+        else:
+            before = episode.tokens.answers[turn.after]
+            more = conversation.reply(before.tokens, turn.messages)
+        _, total = episode.tokens.after(turn.after, more)
+        if total >= settings.algorithm.longest:
             episode.ended = "sequence_length"
             return None
         self.watch.draw("reply_tokens", len(more))
-        episode.tokens.pieces.append(more)
-        episode.replies.append(reply)
-        tokens, images = episode.tokens.tokens(), episode.tokens.images
+        episode.tokens.asked(turn.after, more)
+        episode.replies.append(text_of(turn.messages))
         return self._request(
-            completion.group, completion.sample, 1, completion.turn + 1, tokens, images
+            completion.group,
+            completion.sample,
+            1,
+            completion.turn + 1,
+            episode.tokens.context,
+            episode.tokens.images,
+            used=total,
         )
 
     def _request(
@@ -889,7 +948,12 @@ class Pass:
         turn: int,
         tokens: Tokens,
         images: Files,
+        used: int | None = None,
     ) -> Request:
+        """Return a request for the next answer of samples.
+
+        `used`: number of tokens of all conversations of the episode; None: it has one, of `tokens`.
+        """
         algorithm = self._worker.config.config.algorithm
         return Request(
             env_rank=self._context.rank,
@@ -900,7 +964,8 @@ class Pass:
             turn=turn,
             tokens=tokens,
             max_new_tokens=min(
-                algorithm.max_new_tokens, algorithm.longest - len(tokens)
+                algorithm.max_new_tokens,
+                algorithm.longest - (len(tokens) if used is None else used),
             ),
             greedy=self._greedy,
             held_out=self._prompts.held_out,

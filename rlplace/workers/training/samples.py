@@ -74,7 +74,7 @@ class Lengths:
 class Masked(Protocol):
     """The attributes of a sample that a forward pass needs.
 
-    `mask`: true at the tokens that are scored.
+    `mask`: true at the tokens that are scored. `parts`: as those of a sample.
     """
 
     @property
@@ -85,6 +85,8 @@ class Masked(Protocol):
     def mask(self) -> NDArray[np.bool_]: ...
     @property
     def images(self) -> Files: ...
+    @property
+    def parts(self) -> tuple[int, ...]: ...
 
 
 def sizes_of(
@@ -113,6 +115,8 @@ def sizes_of(
         unscored = [
             int(s.mask.argmax()) if s.mask.any() else len(s.tokens) for s in group
         ]
+        # All of them in the first conversation
+        unscored += [s.parts[0] for s in group if s.parts]
         whole = min(unscored)
         # Shorten to the tokens that are equal in all samples
         shared = whole
@@ -393,6 +397,7 @@ class Batch:
             self._device,
             alike,
             images,
+            [s.parts for s in chosen],
         )
 
     def size(self, picks: MicroBatch) -> int:

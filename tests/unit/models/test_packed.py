@@ -81,6 +81,27 @@ def test_nothing_is_one_token_that_is_not_scored(sequences: list[np.ndarray]) ->
     assert (batch.lengths, batch.targets.tolist()) == ((1,), [])
 
 
+def test_parts_of_a_sequence_do_not_see_each_other() -> None:
+    long, short = np.array([5, 6, 7, 8, 5, 6, 9, 4]), np.array([5, 6, 3])
+    masks = [np.isin(long, [7, 8, 9]), short == 3]
+    alike = [(0, 2), (0, 2)]
+    batch = Packed.of([long, short], masks, alike=alike, parts=[(4, 4), ()])
+    assert batch.tokens.tolist() == [5, 6, 7, 8, 5, 6, 9, 4, 3]
+    assert batch.positions.tolist() == [0, 1, 2, 3, 0, 1, 2, 3, 2]
+    assert (batch.lengths, batch.after) == ((2, 2, 4, 1), (None, 0, None, 0))
+    assert batch.targets.tolist() == [7, 8, 9, 3]
+    assert batch.before.tolist() == [1, 2, 5, 1]
+    # Without a common beginning, it is as if each part were a sequence
+    alone = Packed.of([long[:4], long[4:]], [masks[0][:4], masks[0][4:]])
+    parted = Packed.of([long], masks[:1], parts=[(4, 4)])
+    for name in ("tokens", "positions", "edges", "scored", "before"):
+        assert getattr(parted, name).tolist() == getattr(alone, name).tolist()
+    with pytest.raises(ValueError, match="nothing comes before it"):
+        Packed.of([long], [long == 5], parts=[(4, 4)])
+    with pytest.raises(ValueError, match="nothing comes before it"):
+        Packed.of([long], [np.arange(8) == 4], parts=[(4, 4)])
+
+
 @pytest.mark.parametrize("window", [None, 2, 50])
 @pytest.mark.parametrize(
     "keys", [4, 2], ids=["every head its keys", "heads share keys"]

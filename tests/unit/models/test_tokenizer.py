@@ -276,6 +276,24 @@ def test_an_answer_that_ended_otherwise_is_ended_as_the_template_does(
     ]
 
 
+def test_an_end_that_the_template_writes_behind_blanks_is_not_repeated(
+    tmp_path: Path,
+) -> None:
+    template = (
+        "{% for m in messages %}{% if m.role == 'assistant' %} {{ m.content }} <eos>"
+        "{% else %}[{{ m.role }}]{{ m.content }}[/{{ m.role }}]{% endif %}{% endfor %}"
+    )
+    tokenizer = with_template(tmp_path, template)
+    chat = Chat(tokenizer, system=None)
+    results = [Message("tool", "3", call_id="abcdefghi"), Message("tool", "7<eos>")]
+    reply = chat.reply(tokenizer.encode("7<eos>"), results)
+    text = "[tool]3[/tool][tool]7<eos>[/tool]"
+    assert tokenizer.decode(reply, special=True) == text
+    assert END not in reply
+    cut = chat.reply(tokenizer.encode("7"), results)
+    assert tokenizer.decode(cut, special=True) == f" <eos>{text}"
+
+
 @pytest.mark.parametrize(
     "template", ["{{ messages[0].content }}", "{{ messages }}{{ messages }}"]
 )

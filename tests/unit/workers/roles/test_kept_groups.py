@@ -28,6 +28,8 @@ def sample(group: int, number: int, reward: float = 0.1) -> Sample:
         rewards={"one": reward, "two": 1 / 3},
         turns=2,
         truncated=number == 1,
+        # The first one has two conversations
+        parts=(2, 1) if number == 0 else (),
         transcript=Transcript(
             prompt="what",
             answers=("a", "b"),

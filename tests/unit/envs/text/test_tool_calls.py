@@ -1,0 +1,109 @@
+"""Calls of tools in answers: the forms of the families, and what cannot be read is a text."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from rlplace.envs.text.tool_calls import FORMATS, format_of, read_calls
+
+ADD = {
+    "type": "function",
+    "function": {
+        "name": "add",
+        "parameters": {"properties": {"a": {"type": "integer"}, "b": {}}},
+    },
+}
+SAY = {
+    "type": "function",
+    "function": {
+        "name": "say",
+        "parameters": {"properties": {"a": {"type": "string"}}},
+    },
+}
+TWO = [("add", {"a": 1, "b": {"c": "}"}}), ("say", {"a": "7"})]
+ONE = TWO[:1]
+HERMES = (
+    'Well.\n<tool_call>\n{"name": "add", "arguments": {"a": 1, "b": {"c": "}"}}}\n</tool_call>\n'
+    '<tool_call>\n{"name": "say", "arguments": {"a": "7"}}\n</tool_call>'
+)
+LLAMA = (
+    '<|python_tag|>{"name": "add", "parameters": {"a": 1, "b": {"c": "}"}}}; '
+    '{"name": "say", "parameters": {"a": "7"}}'
+)
+MISTRAL = (
+    'Well. [TOOL_CALLS] [{"name": "add", "arguments": {"a": 1, "b": {"c": "}"}}, "id": "abcdefghi"}, '
+    '{"name": "say", "arguments": {"a": "7"}}]'
+)
+MISTRAL_NAMED = (
+    '[TOOL_CALLS]add[ARGS]{"a": 1, "b": {"c": "}"}}[TOOL_CALLS]say{"a": "7"}'
+)
+XML = (
+    "Well.\n\n<tool_call>\n<function=add>\n<parameter=a>\n1\n</parameter>\n<parameter=b>\n"
+    '{"c": "}"}\n</parameter>\n</function>\n</tool_call>\n<tool_call>\n<function=say>\n<parameter=a>\n7\n'
+    "</parameter>\n</function>\n</tool_call>"
+)
+# Name of the form, answer, its content, its calls
+CASES: list[tuple[str, str, str, list[tuple[str, Any]]]] = [
+    ("hermes", HERMES, "Well.", TWO),
+    ("llama3_json", LLAMA, "", TWO),
+    ("mistral", MISTRAL, "Well.", TWO),
+    ("mistral", MISTRAL_NAMED, "", TWO),
+    ("qwen3_xml", XML, "Well.", TWO),
+    # The end is missing, but the call is whole
+    ("hermes", HERMES[: HERMES.index("\n</tool_call>")], "Well.", ONE),
+    *((name, " It is 7. ", " It is 7. ", []) for name in FORMATS),
+]
+UNREADABLE = [
+    ("hermes", '<tool_call>{"name": "add", "argu'),
+    ("hermes", HERMES.replace('"say"', "say")),
+    ("hermes", '<tool_call>["add"]</tool_call>'),
+    ("hermes", '<tool_call>{"name": 3, "arguments": {}}</tool_call>'),
+    ("hermes", f"<tool_call>{'[' * 100_000}</tool_call>"),
+    ("llama3_json", '{"name": "add"}'),
+    ("llama3_json", '{"a": 1}; {'),
+    ("llama3_json", '{"a":' * 100_000),
+    ("mistral", '[TOOL_CALLS] [{"name": "add"'),
+    ("mistral", '[TOOL_CALLS] {"a": 1}'),
+    ("mistral", "[TOOL_CALLS]add[ARGS]{"),
+]
+
+
+@pytest.mark.parametrize(("name", "text", "content", "calls"), CASES)
+def test_calls_are_read(name: str, text: str, content: str, calls: list[Any]) -> None:
+    found = read_calls(FORMATS[name], text, [ADD, SAY])
+    assert found.content == content
+    assert [(call.name, json.loads(call.arguments)) for call in found.calls] == calls
+
+
+@pytest.mark.parametrize(("name", "text"), UNREADABLE)
+def test_an_answer_with_a_call_that_cannot_be_read_is_a_text(
+    name: str, text: str
+) -> None:
+    assert read_calls(FORMATS[name], text, [ADD]) == (text, ())
+
+
+def test_an_argument_that_no_definition_calls_a_text_is_a_value_if_it_can_be() -> None:
+    (call,) = read_calls(
+        FORMATS["qwen3_xml"], XML[XML.rindex("<tool_call>") :], ()
+    ).calls
+    assert call.arguments == '{"a": 7}'
+
+
+@pytest.mark.parametrize(
+    ("template", "form"),
+    [
+        (None, None),
+        ("{{ messages }}", None),
+        ("<tool_call> without definitions", None),
+        ("{{ tools }} <tool_call>", "hermes"),
+        ("{{ tools }} <tool_call>\n<function=name>", "qwen3_xml"),
+        ("{{ tools }} [TOOL_CALLS]", "mistral"),
+        ('{{ tools }} {"name": name, "parameters": values}', "llama3_json"),
+        ("{{ tools }}", None),
+    ],
+)
+def test_the_template_tells_the_form(template: str | None, form: str | None) -> None:
+    assert format_of(template) == form

@@ -32,6 +32,7 @@ from rlplace.envs.text.contract import (
     RawText,
     ToolCall,
 )
+from rlplace.envs.text.tool_calls import EXAMPLE_CALL, EXAMPLE_TOOL
 from rlplace.errors import ConfigError
 from rlplace.json_text import parsed
 from rlplace.models.learned_text import (
@@ -64,6 +65,8 @@ _SPECIAL = (
 )
 # Stands for a special token that a reply has as text
 _WRITTEN = "\N{BLACK SQUARE}special\N{BLACK SQUARE}"
+# Stands for the result of a tool in a rendered chat
+_RESULT = "\N{BLACK SQUARE}result\N{BLACK SQUARE}"
 # Stands for an answer in a rendered chat, to find what follows it
 _ANSWER = "\N{BLACK SQUARE}answer\N{BLACK SQUARE}"
 
@@ -387,6 +390,8 @@ class Chat:
         self._tokenizer = tokenizer
         self._arguments = arguments
         self._system = [] if system is None else [Message("system", system)]
+        # Whether the template is known to show results of tools
+        self._shows_results = False
 
     def first(self, prompt: Prompt) -> Tokens:
         """Return the tokens of a prompt, up to the place where the first answer begins.
@@ -465,6 +470,8 @@ class Chat:
         if isinstance(reply, RawText):
             return self._tokenizer.encode(reply)
         messages = [Message("user", reply)] if isinstance(reply, str) else reply
+        if any(message.role == "tool" for message in messages):
+            self._require_results_shown()
         special: list[str] = []
         shown: list[Message] = []
         for message in messages:
@@ -492,6 +499,39 @@ class Chat:
         if at is not None and not self._tokenizer.decode(tokens[:at]).strip():
             return tokens[at + 1 :]
         return tokens
+
+    def _require_results_shown(self) -> None:
+        """Raise ConfigError if the template does not show the result of a tool behind an answer."""
+        if self._shows_results:
+            return
+        result = Message("tool", _RESULT, call_id=EXAMPLE_CALL.id, name="-")
+        chat = [Message("user", "-"), Message("assistant", _ANSWER), result]
+        rendered = self._render(chat)
+        self._shows_results = _RESULT in rendered.partition(_ANSWER)[2]
+        if not self._shows_results:
+            got = repr(clipped(rendered, 200))
+            raise config_error("chat-template-refused", _KEY, got, error="results")
+
+    def example_call(self) -> str:
+        """Return the text in which the template writes a call of EXAMPLE_CALL; "" if it writes none.
+
+        The text of other messages and of definitions of tools is no part of it.
+        """
+        asked = [Message("user", "-")]
+        called = [*asked, Message("assistant", "", (EXAMPLE_CALL,))]
+        arguments = {**(self._arguments or {}), "tools": [EXAMPLE_TOOL]}
+        try:
+            before = self._tokenizer.render(asked, arguments=arguments)
+            whole = self._tokenizer.render(called, answered=True, arguments=arguments)
+        except ConfigError:  # the template takes no tools
+            return ""
+        # The beginning of an answer may have a thought that the template leaves out later
+        pairs = enumerate(zip(before, whole, strict=False))
+        common = min(len(before), len(whole))
+        differ = next((at for at, (one, other) in pairs if one != other), common)
+        # Without the tokens that end the answer
+        written = self._tokenizer.encode(whole[differ:].rstrip())
+        return self._tokenizer.decode_written(written)
 
     def _render(self, messages: Sequence[Message]) -> str:
         """Return messages as text by the template, with the job's arguments."""
@@ -542,6 +582,10 @@ class PlainText:
                 pieces.append(Piece(f"\n{message.text}\n", is_learned=False))
         stops = self._tokenizer.stop_token_ids
         return learned_tokens(self._tokenizer, pieces, stops, is_plain=True)
+
+    def example_call(self) -> str:
+        """Return "": a text without a template has no form of calls."""
+        return ""
 
     def reply(self, answer: Tokens, reply: Prompt) -> Tokens:
         """Return the tokens of a reply, with a line break before and after it. `answer` is not used.

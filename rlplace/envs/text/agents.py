@@ -148,9 +148,9 @@ class AgentTask:
         self._first: dict[int, Prompt] = {}
         self._endpoint = _Endpoint()
 
-    def read_template(self, template: str | None) -> None:
-        """Find out how the model writes calls of tools, by its chat template."""
-        form = format_of(template)
+    def read_example_call(self, written: str) -> None:
+        """Find out how the model writes calls of tools, by the text that its chat template makes of EXAMPLE_CALL."""
+        form = format_of(written)
         if self._parser is None and form is not None:
             self._parser = FORMATS[form]
 

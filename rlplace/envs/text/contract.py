@@ -168,11 +168,12 @@ class TextTask(Protocol):
 
     `rewards`: reward functions to use if the config names none.
 
-    If a task has a method `read_template(template)`, it gets the chat template of the model, or None, before the first
-    episode. A task with episodes that take long to begin also has a method `episodes(number, samples)`: it begins the
-    episodes of all samples of a prompt together. The driver makes the task too, to find mistakes before workers start,
-    so making it must be cheap. `reply` is called in several threads at once, for different episodes. If a task sets
-    `replies_alone = True`, it is called only in the main thread of the rank, one call at a time.
+    If a task has a method `read_example_call(written)`, it gets the text that the chat template of the model makes of
+    a call of a tool, before the first episode. A task with episodes that take long to begin also has a method
+    `episodes(number, samples)`: it begins the episodes of all samples of a prompt together. The driver makes the task
+    too, to find mistakes before workers start, so making it must be cheap. `reply` is called in several threads at
+    once, for different episodes. If a task sets `replies_alone = True`, it is called only in the main thread of the
+    rank, one call at a time.
 
     A task whose episodes have several turns may have a method `identity(number)`, which returns a text: equal texts for
     equal episodes. An evaluation then asks no episode twice. Episodes of class OneTurn are compared by their prompts.

@@ -36,6 +36,22 @@ _XML_PARAMETER = re.compile(
 
 # Definitions of functions, as a request has them
 Tools = Sequence[Mapping[str, Any]]
+# A call, by which it is found out how a chat template writes calls. Some templates want ids of nine letters and digits,
+# and descriptions of all there is
+EXAMPLE_CALL = ToolCall("example_tool", '{"text": "a"}', "example01")
+EXAMPLE_TOOL: Mapping[str, Any] = {
+    "type": "function",
+    "function": {
+        "name": "example_tool",
+        "description": "an example",
+        "parameters": {
+            "type": "object",
+            "properties": {"text": {"type": "string", "description": "a text"}},
+            "required": ["text"],
+        },
+    },
+}
+_EXAMPLE = [(EXAMPLE_CALL.name, parsed(EXAMPLE_CALL.arguments))]
 
 
 class Parsed(NamedTuple):
@@ -131,9 +147,10 @@ def _texts_of(name: str, tools: Tools) -> set[str]:
 Parser = Callable[[str, Tools], Parsed]
 FORMATS: Mapping[str, Parser] = {
     "hermes": hermes,
-    "llama3_json": llama3_json,
-    "mistral": mistral,
     "qwen3_xml": qwen3_xml,
+    "mistral": mistral,
+    # The last one, since it reads the JSON of the others
+    "llama3_json": llama3_json,
 }
 
 
@@ -152,18 +169,15 @@ def read_calls(parser: Parser, text: str, tools: Tools) -> Parsed:
     return Parsed(found.content.strip(), found.calls)
 
 
-def format_of(template: str | None) -> str | None:
-    """Return the name of the form in which a model writes calls, by its chat template; None if it is not known."""
-    if template is None or "tools" not in template:
-        return None
-    if _MISTRAL in template:
-        return "mistral"
-    if "<function=" in template:
-        return "qwen3_xml"
-    if "<tool_call>" in template:
-        return "hermes"
-    if "<|python_tag|>" in template or '"parameters"' in template:
-        return "llama3_json"
+def format_of(written: str) -> str | None:
+    """Return the name of the form in which a chat template writes calls; None if it is none of FORMATS.
+
+    `written`: the text that the template makes of EXAMPLE_CALL.
+    """
+    for name, parser in FORMATS.items():
+        calls = read_calls(parser, written, [EXAMPLE_TOOL]).calls
+        if [(call.name, parsed(call.arguments)) for call in calls] == _EXAMPLE:
+            return name
     return None
 
 

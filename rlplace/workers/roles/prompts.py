@@ -87,10 +87,10 @@ class Prompts:
         self._seed = env.eval_seed if self.held_out else config.runner.seed
         self.task = make_task(env, seed=self._seed, split=split)
         self.tokenizer = Tokenizer.load(model)
-        if read_template := getattr(self.task, "read_template", None):
-            read_template(self.tokenizer.chat_template)
         self._vision = VisionSpec.of(model, env)
         self.conversation = _conversation(env, self.tokenizer)
+        if read_example_call := getattr(self.task, "read_example_call", None):
+            read_example_call(self.conversation.example_call())
         self._longest = config.algorithm.max_prompt_length
         self._drop = env.long_prompts == "drop"
         self.dropped = 0

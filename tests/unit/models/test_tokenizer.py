@@ -294,6 +294,29 @@ def test_an_end_that_the_template_writes_behind_blanks_is_not_repeated(
     assert tokenizer.decode(cut, special=True) == f" <eos>{text}"
 
 
+def test_results_of_tools_that_the_template_does_not_show_are_refused(
+    tmp_path: Path,
+) -> None:
+    shown = "{% for m in messages if m.role != 'tool' %}{{ m.content }}\n{% endfor %}"
+    chat = Chat(with_template(tmp_path, shown), system=None)
+    with pytest.raises(ConfigError, match="no result of a tool") as caught:
+        chat.reply(np.array([5, END], np.int32), [Message("tool", "3")])
+    assert caught.value.codes == ("chat-template-refused",)
+
+
+def test_an_example_of_a_call_is_as_the_template_writes_it(tmp_path: Path) -> None:
+    template = (
+        "{{ tools }}{% for m in messages %}<turn>{{ m.role }}: {{ m.content }}{% for c in m.tool_calls or [] %}"
+        "[{{ c.id }} {{ c.function.name }} {{ c.function.arguments.text }}]{% endfor %}<eos>\n{% endfor %}"
+        "{% if add_generation_prompt %}<turn>assistant: {% endif %}"
+    )
+    chat = Chat(with_template(tmp_path / "called", template), system=None)
+    assert chat.example_call() == "[example01 example_tool a]"
+    refusing = "{% if tools %}{{ raise_exception('no tools') }}{% endif %}"
+    chat = Chat(with_template(tmp_path / "refusing", refusing), system=None)
+    assert chat.example_call() == ""
+
+
 @pytest.mark.parametrize(
     "template", ["{{ messages[0].content }}", "{{ messages }}{{ messages }}"]
 )

@@ -93,17 +93,35 @@ def test_an_argument_that_no_definition_calls_a_text_is_a_value_if_it_can_be() -
 
 
 @pytest.mark.parametrize(
-    ("template", "form"),
+    ("written", "form"),
     [
-        (None, None),
-        ("{{ messages }}", None),
-        ("<tool_call> without definitions", None),
-        ("{{ tools }} <tool_call>", "hermes"),
-        ("{{ tools }} <tool_call>\n<function=name>", "qwen3_xml"),
-        ("{{ tools }} [TOOL_CALLS]", "mistral"),
-        ('{{ tools }} {"name": name, "parameters": values}', "llama3_json"),
-        ("{{ tools }}", None),
+        ("", None),
+        ("<turn>assistant: <eos>", None),
+        (
+            '<tool_call>{"name": "example_tool", "arguments": {"text": "a"}}</tool_call><eos>',
+            "hermes",
+        ),
+        (
+            "<tool_call>\n<function=example_tool>\n<parameter=text>\na\n</parameter>\n</function>",
+            "qwen3_xml",
+        ),
+        (
+            '[TOOL_CALLS] [{"name": "example_tool", "arguments": {"text": "a"}, "id": "example01"}]',
+            "mistral",
+        ),
+        ('[TOOL_CALLS]example_tool[ARGS]{"text": "a"}', "mistral"),
+        (
+            '{"name": "example_tool", "parameters": {"text": "a"}}<|eot_id|>',
+            "llama3_json",
+        ),
+        (
+            "<tool_call>example_tool\n<arg_key>text</arg_key>\n<arg_value>a</arg_value>\n</tool_call>",
+            None,
+        ),
+        ("<tool_call>[example_tool(text='a')]</tool_call>", None),
     ],
 )
-def test_the_template_tells_the_form(template: str | None, form: str | None) -> None:
-    assert format_of(template) == form
+def test_what_the_template_makes_of_a_call_tells_the_form(
+    written: str, form: str | None
+) -> None:
+    assert format_of(written) == form

@@ -16,6 +16,7 @@ PAD, END = 0, 1  # token ids of <pad>, <eos>
 CONTEXT = 256  # tokens
 
 _CHAT = (
+    "{% for t in tools or [] %}<turn>tool {{ t['function']['name'] }}<eos>{% endfor %}"
     "{% for m in messages %}<turn>{{ m['role'] }}: {{ m['content'] }}<eos>{% endfor %}"
     "{% if add_generation_prompt %}<turn>assistant: {% endif %}"
 )

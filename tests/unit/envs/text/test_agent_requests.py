@@ -86,7 +86,7 @@ def stage(folder: Path, agent: Any, says: Any, **job: Any) -> tuple[Sample, Text
     """Run one prompt with an agent. Return the first sample, and the stage."""
     Met.answers.clear()
     tiny_tokenizer(folder, chat=job.pop("chat", TEMPLATE))
-    kwargs = {"agent": f"{__name__}:{agent.__name__}"}
+    kwargs = {"agent": f"{agent.__module__}:{agent.__name__}"}
     env = {"task": "agent", "kwargs": kwargs, "max_turns": 8} | job.pop("env", {})
     algorithm = LENGTHS | job.pop("algorithm", {})
     with TextStage(
@@ -171,12 +171,17 @@ def test_what_is_learned_of_a_conversation_with_tools_is_what_was_sampled(
     assert made.metrics["env/conversations"].value == 1.0
 
 
-def test_a_call_that_is_cut_is_a_text_and_the_agent_is_told(tmp_path: Path) -> None:
-    sample, made = stage(
-        tmp_path, calling, scripted("<tool_call>{"), algorithm={"max_new_tokens": 5}
-    )
+@pytest.mark.parametrize(
+    ("text", "calls"), [("<tool_call>{", 0), (f"{CALL.format(1, 2)} and <tool", 1)]
+)
+def test_an_answer_that_is_cut_has_the_reason_length_with_calls_too(
+    tmp_path: Path, text: str, calls: int
+) -> None:
+    sample, made = stage(tmp_path, calling, scripted(text))
     (answer,) = Met.answers
-    assert answer["choices"][0]["finish_reason"] == "length"
+    (choice,) = answer["choices"]
+    assert choice["finish_reason"] == "length"
+    assert len(choice["message"].get("tool_calls", ())) == calls
     assert (sample.truncated, sample.ended, sample.reward) == (True, "cut_answer", 0.0)
     assert made.metrics["env/cut_answers"].value == 1.0
 

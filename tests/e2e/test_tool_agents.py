@@ -1,0 +1,22 @@
+"""A policy with random weights learns with an agent that has a tool, led by the client of OpenAI."""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.training import ROOT, train
+
+pytestmark = pytest.mark.slow
+RECIPE = ("--config-dir", str(ROOT / "recipes" / "agents"))
+
+
+@pytest.mark.skipif(find_spec("openai") is None, reason="openai is not installed")
+def test_the_full_drawer_is_found(model: Path, tmp_path: Path) -> None:
+    run = train("drawers", tmp_path, *RECIPE, f"actor.model.path={model}")
+    assert run.code == 0, run.err
+    rewards = [line["env/reward"] for line in run.metrics() if "env/reward" in line]
+    assert rewards[0] < 0.25
+    assert sum(rewards[-5:]) / 5 > 0.85

@@ -34,6 +34,7 @@ def main(argv: Sequence[str] | None = None) -> int:
                 Path(options.out),
                 options.component,
                 average=options.ema,
+                adapter=options.adapter,
             )
         )
         return DONE
@@ -67,16 +68,27 @@ def _options(argv: Sequence[str]) -> argparse.Namespace:
     parser.add_argument(
         "--ema", action="store_true", help="their moving average (actor.ema_decay)"
     )
+    parser.add_argument(
+        "--adapter",
+        action="store_true",
+        help="the LoRA factors alone, as an adapter of PEFT",
+    )
     return parser.parse_args(argv)
 
 
-def _export(named: str, out: Path, component: str, *, average: bool) -> str:
+def _export(
+    named: str, out: Path, component: str, *, average: bool, adapter: bool
+) -> str:
     # The job verifies the files later, after the options.
     trained = find_trained(named, _KEY, verified=False)
-    request = ExportRequest(key=_KEY, out=out, component=component, average=average)
+    request = ExportRequest(
+        key=_KEY, out=out, component=component, average=average, adapter=adapter
+    )
     job_of(trained.config).export(trained, request)
     found = trained.checkpoint
     if found is None:
         return f"{trained.text}: {out}"
     which = f"the moving average of {component}" if average else component
+    if adapter:
+        which = f"the LoRA factors of {which}"
     return f"{which} after {counted(found.iteration, 'iteration')}, policy version {found.version}: {out}"

@@ -100,6 +100,7 @@ _CHANGES_TRAINING = (
     "lora_rank",
     "lora_alpha",
     "lora_targets",
+    "lora_adapter",
 )
 # Folder of a model; beside a policy that has none, weights to begin with may be meant
 _WEIGHTS = "actor.model.path"

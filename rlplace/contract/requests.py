@@ -44,9 +44,11 @@ class ExportRequest:
 
     `key`: the command-line argument that names the checkpoint, for errors. `out`: the file or folder to write.
     `component`: the component with the weights. `average`: whether to export the moving average (EMA) of the weights.
+    `adapter`: whether to export the LoRA factors alone, as an adapter of the library peft.
     """
 
     key: str
     out: Path
     component: str
     average: bool
+    adapter: bool = False

@@ -14,7 +14,7 @@ from rlplace.checkpoints.checkpoint import CONFIG, Checkpoint
 from rlplace.checkpoints.find import verify
 from rlplace.codes import config_error
 from rlplace.contract.requests import ExportRequest
-from rlplace.errors import OutputError, did_you_mean
+from rlplace.errors import ConfigError, OutputError, did_you_mean
 from rlplace.trained import POLICY, Trained
 
 if TYPE_CHECKING:
@@ -52,6 +52,14 @@ def check_component(checkpoint: Checkpoint, component: str) -> None:
         there=", ".join(there),
         near=near or _TRAINED[0],
     )
+
+
+def no_adapter(error: str) -> ConfigError:
+    """Return the error of an export of LoRA factors that are not there.
+
+    `error`: name of the error, which says why there are none.
+    """
+    return config_error("bad-option", "--adapter", error=error)
 
 
 def free_place(out: Path, files: Sequence[str], *, number: int = 2) -> None:
@@ -123,6 +131,8 @@ def export_policy(
     """
     out = request.out
     found = trained.checkpoint
+    if request.adapter:
+        raise no_adapter("adapter-of-simulators")
     if found is None:
         free_place(out, FILES)
         _check_exported(trained, request)

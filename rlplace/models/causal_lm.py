@@ -40,10 +40,11 @@ from transformers import (
 )
 
 from rlplace.codes import config_error
-from rlplace.config.blocks.training import TrainedConfig
+from rlplace.config.blocks.training import ActorConfig, TrainedConfig
 from rlplace.config.fields import Dtype
 from rlplace.errors import ConfigError
 from rlplace.models import BUILDING
+from rlplace.models.adapters import adapter_part
 from rlplace.models.checkpoint import Checkpoint
 from rlplace.models.context_parallel import ContextParallel
 from rlplace.models.heads import HEAD, HEADS, stored_heads, value_head_problem
@@ -113,11 +114,15 @@ class LmSpec:
         lora = None
         if trained.lora_rank is not None:
             key = f"{component}.lora_targets"
+            start = None
+            if isinstance(trained, ActorConfig) and trained.lora_adapter is not None:
+                start = Path(trained.lora_adapter)
             lora = LoraSpec(
                 rank=trained.lora_rank,
                 alpha=trained.lora_alpha,
                 targets=trained.lora_targets,
                 key=key,
+                start=start,
             )
         # An error names the key that the folder came from
         named_by = component if own_folder else "actor"
@@ -586,7 +591,7 @@ def _fill(module: PackedLm, spec: LmSpec, device: torch.device) -> None:
     filled: dict[str, Tensor] = {}
     for name, parameter in module.named_tensors():
         if parameter not in made:
-            part = stored_part(module, name, parameter, checkpoint, spec.seed)
+            part = stored_part(module, name, parameter, checkpoint, spec)
             local = part.to(device=device, dtype=parameter.dtype, copy=True)
             if isinstance(parameter, DTensor):
                 # Not from_local, which would move host tensors to the mesh's device
@@ -603,25 +608,27 @@ def stored_part(
     name: str,
     parameter: Tensor,
     checkpoint: Checkpoint,
-    seed: int,
+    spec: LmSpec,
 ) -> Tensor:
     """Return this rank's part of a parameter: from the files, or its initial values if the files lack it.
 
-    `name`: name of the parameter in `module.lm`. `checkpoint`: the files. `seed`: seed of initial values. Raises
-    ConfigError if the files do not fit the model.
+    `name`: name of the parameter in `module.lm`. `checkpoint`: the files. `spec`: the model, with the seed of initial
+    values, and the adapter with those of LoRA factors. Raises ConfigError if the files do not fit the model.
     """
     part = own_part(parameter)
     shape = tuple(parameter.shape)
     # LoRA factors are never in the files of the base model
     if is_factor(name):
-        return first_factor(name, shape, seed)[part]
+        if spec.lora is not None and spec.lora.start is not None:
+            return adapter_part(spec.lora.start, name, part)
+        return first_factor(name, shape, spec.seed)[part]
     # A tied parameter may be stored under any of its names
     stored = [checkpoint_name(n) for n, p in module.named_tensors() if p is parameter]
     # A value head has other names in files, and may be missing there
     if name == HEAD and module.value_heads:
         stored = list(module.value_heads)
         if module.new_head and checkpoint.names.isdisjoint(stored):
-            return first_head(shape[1], seed)[part]
+            return first_head(shape[1], spec.seed)[part]
     return checkpoint.part(stored, shape, part)
 
 

@@ -113,8 +113,15 @@ def weight_shapes(folder: Path) -> dict[str, list[int]]:
     """
     shapes: dict[str, list[int]] = {}
     for file in sorted(folder.glob("*.safetensors")):
-        with contextlib.suppress(OSError, ValueError):
-            shapes |= {name: of["shape"] for name, of in _header(file).items()}
+        shapes |= file_shapes(file)
+    return shapes
+
+
+def file_shapes(file: Path) -> dict[str, list[int]]:
+    """Return name -> shape of all tensors in a safetensors file, from its header. A damaged file has no tensors."""
+    shapes: dict[str, list[int]] = {}
+    with contextlib.suppress(OSError, ValueError):
+        shapes = {name: of["shape"] for name, of in _header(file).items()}
     return shapes
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
@@ -22,6 +22,9 @@ from rlplace.models.sharding import generator_of
 
 # transformers takes seconds to import, also by peft; models without factors use this module too
 if TYPE_CHECKING:
+    from pathlib import Path
+
+    from peft import LoraConfig
     from transformers import PreTrainedModel
 
 # Ends of names in a module with factors, as peft gives them
@@ -41,7 +44,8 @@ class LoraSpec:
 
     `rank`, `alpha`: a layer's weight W becomes W + alpha / rank B A. `targets`: last parts of the names of the linear
     layers that get factors, such as "q_proj"; empty: all linear layers except the head. `key`: the config key of the
-    targets, for errors.
+    targets, for errors. `start`: folder of an adapter of the library peft, whose factors are the initial values; None:
+    the initial values are `first_values`.
     """
 
     rank: int
@@ -50,6 +54,8 @@ class LoraSpec:
     targets: tuple[str, ...] = ()
     # Config key of the targets, for error messages
     key: str = "actor.lora_targets"
+    # Folder of an adapter with the initial values
+    start: Path | None = None
 
     @property
     def scale(self) -> float:
@@ -63,7 +69,7 @@ def add_factors(lm: PreTrainedModel, spec: LoraSpec) -> None:
     Raises ConfigError for a target that is not a linear layer, or that is the head: scores of tokens are computed from
     its weight alone.
     """
-    from peft import LoraConfig, inject_adapter_in_model
+    from peft import inject_adapter_in_model
 
     # Linear layers outside the vision tower, and their last names
     head = lm.get_output_embeddings()
@@ -99,18 +105,37 @@ def add_factors(lm: PreTrainedModel, spec: LoraSpec) -> None:
     targets = list(spec.targets)
     if not targets:
         targets = sorted(linear)
+    config = config_of(spec, targets, [name for name, _ in lm.named_modules()])
+    # In a list: given `lm` itself, peft would also adapt the experts of a mixture it knows
+    inject_adapter_in_model(config, nn.ModuleList([lm]), low_cpu_mem_usage=True)
+
+
+def config_of(
+    spec: LoraSpec, targets: Sequence[str], names: Iterable[str]
+) -> LoraConfig:
+    """Return peft's config of factors.
+
+    `targets`: last names of the linear layers that have factors. `names`: names of all modules or weights of the model,
+    which tell whether the model has a vision tower.
+    """
+    from peft import LoraConfig
+
     excluded = None
-    if any(_TOWER in name for name, _ in lm.named_modules()):
+    if any(_TOWER in name for name in names):
         excluded = rf".*{_TOWER}.*"
-    config = LoraConfig(
+    alpha = int(spec.alpha) if spec.alpha == int(spec.alpha) else spec.alpha
+    return LoraConfig(
         r=spec.rank,
-        lora_alpha=spec.alpha,  # type: ignore[arg-type]  # peft multiplies by it, whatever it is
-        target_modules=targets,
+        lora_alpha=alpha,  # type: ignore[arg-type]  # peft multiplies by it, whatever it is
+        target_modules=list(targets),
         lora_dropout=0.0,
         exclude_modules=excluded,
     )
-    # In a list: given `lm` itself, peft would also adapt the experts of a mixture it knows
-    inject_adapter_in_model(config, nn.ModuleList([lm]), low_cpu_mem_usage=True)
+
+
+def layer_of(name: str) -> str:
+    """Return the name of the layer that has the LoRA factor `name`."""
+    return name.removesuffix(_A).removesuffix(_B)
 
 
 def is_factor(name: str) -> bool:

@@ -95,7 +95,7 @@ def _lm_weights(
         if name in trained:
             weight = trained[name]
         else:
-            weight = stored_part(module, name, parameter, frozen, spec.seed).to(
+            weight = stored_part(module, name, parameter, frozen, spec).to(
                 parameter.dtype
             )
         # Merge the factors of this weight

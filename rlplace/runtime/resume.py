@@ -104,6 +104,7 @@ _SHAPES = (
     *(
         "*.lora_rank",
         "*.lora_targets",
+        "actor.lora_adapter",
         "env.id",
         "env.total_num_envs",
         "algorithm.normalize_observations",

@@ -189,6 +189,10 @@ class TrainedConfig:
 class ActorConfig(TrainedConfig):
     """The trained policy."""
 
+    lora_adapter: str | None = lm_knob(
+        "begin with the factors of this PEFT folder, which also gives rank, alpha and targets; null: new ones",
+        None,
+    )
     ema_decay: float | None = lm_knob(
         "decay of an average of the weights; null: none is kept", None, above=0, below=1
     )

@@ -7,7 +7,7 @@ import os
 import shlex
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from rlplace.codes import config_error
 from rlplace.config.blocks.language_model import (
@@ -15,10 +15,12 @@ from rlplace.config.blocks.language_model import (
     LanguageModelJobConfig,
     RewardConfig,
 )
-from rlplace.config.blocks.training import TrainedConfig
+from rlplace.config.blocks.training import ActorConfig, TrainedConfig
 from rlplace.config.model_folder import instead_of, model_folder, no_folder
 from rlplace.errors import ConfigError, Source, source_of
 from rlplace.json_text import parsed
+from rlplace.models.adapter_folder import read_adapter
+from rlplace.models.folders import existing_folder
 
 _Block = TypeVar("_Block", bound=TrainedConfig | FrozenConfig)
 
@@ -28,8 +30,9 @@ def with_folder(
 ) -> LanguageModelJobConfig:
     """Return a copy of the config in which each language model has the keys of its config.json, and an absolute path.
 
-    Keys of config.json override keys of the config. The folder may be missing if the config itself describes the model
-    (`model_type`). `sources`: config key -> file and line in which its value is set. Raises ConfigError.
+    An actor that begins with an adapter gets rank, alpha and targets of the adapter. Keys of config.json override keys
+    of the config. The folder may be missing if the config itself describes the model (`model_type`). `sources`: config
+    key -> file and line in which its value is set. Raises ConfigError.
     """
     reward = config.reward
     if isinstance(reward, RewardConfig):
@@ -43,7 +46,7 @@ def with_folder(
         }
     return dataclasses.replace(
         config,
-        actor=_with_model(config.actor, "actor", sources),
+        actor=_with_adapter(_with_model(config.actor, "actor", sources), sources),
         critic=_with_model(config.critic, "critic", sources),
         reference=_with_model(config.reference, "reference", sources),
         teacher=_with_model(config.teacher, "teacher", sources),
@@ -77,6 +80,50 @@ def _with_model(block: _Block, component: str, sources: Mapping[str, Source]) ->
             **read,
         }
     return dataclasses.replace(block, model={**model, "path": str(folder)})
+
+
+def _with_adapter(actor: ActorConfig, sources: Mapping[str, Source]) -> ActorConfig:
+    """Return the actor's block with rank, alpha and targets of the adapter that it begins with, if it names one.
+
+    Raises ConfigError if training cannot start from the adapter, or if the block sets another rank, alpha or targets.
+    """
+    base = existing_folder(actor.language_model)
+    if actor.lora_adapter is None or base is None:
+        return actor
+    key = "actor.lora_adapter"
+    adapter = read_adapter(actor.lora_adapter, base, key, source_of(key, sources))
+    read: dict[str, Any] = {
+        "lora_rank": adapter.rank,
+        "lora_alpha": adapter.alpha,
+        "lora_targets": adapter.targets,
+    }
+    # What the config says besides must be the same
+    usual = ActorConfig()
+    for name, value in read.items():
+        written = getattr(actor, name)
+        set_here = written != getattr(usual, name)
+        if name == "lora_targets":
+            written = tuple(sorted(written))
+        if set_here and written != value:
+            other = f"actor.{name}"
+            raise config_error(
+                "unfit-adapter",
+                other,
+                _as_yaml(written),
+                error="other-value",
+                source=source_of(other, sources),
+                name=name,
+                adapter=adapter.folder,
+                value=_as_yaml(value),
+            )
+    return dataclasses.replace(actor, **read, lora_adapter=str(adapter.folder))
+
+
+def _as_yaml(value: float | tuple[str, ...]) -> str:
+    """Return a number, or a list of names, as it stands in YAML."""
+    if isinstance(value, tuple):
+        return f"[{', '.join(value)}]"
+    return f"{value:g}"
 
 
 def _config_json(

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 
 import torch
@@ -119,27 +119,34 @@ class StateFiles:
         folder: Path,
         state: State,
         new: Collection[str] = (),
+        beside: Callable[[Path], Sequence[str]] | None = None,
     ) -> None:
         """Copy the state to the host, and start to write the copy into `folder` in the background. A collective.
 
         Wait first until the previous save is written. If the host has no room for a copy, return when `state` is
         written.
 
-        `new`: names of tensors that need no copy, because nothing else uses them.
+        `new`: names of tensors that need no copy, because nothing else uses them. `beside`: writes further files into
+        the folder, on rank 0 after all ranks have written, and returns their names; None: there are no further files.
         """
         self._behind.wait()
         copied = state.keys() - new if self._copies else ()
         there: dict[str, Tensor] = {}
         for name, tensor in state.items():
             there[name] = _copied(tensor) if name in copied else _at_least_1d(tensor)
-        self._behind.start(folder, lambda: self._write(folder, there))
+        self._behind.start(folder, lambda: self._write(folder, there, beside))
         if not self._copies:
             self._behind.wait()
 
-    def _write(self, folder: Path, state: dict[str, Tensor]) -> list[str]:
+    def _write(
+        self,
+        folder: Path,
+        state: dict[str, Tensor],
+        beside: Callable[[Path], Sequence[str]] | None,
+    ) -> list[str]:
         """Write this rank's part of `state` into `folder`, and return the names of its files. A collective.
 
-        If several ranks fail, raise the error of the lowest rank.
+        If several ranks fail, raise the error of the lowest rank. `beside`: as in `save`.
         """
         writer = HuggingFaceStorageWriter(
             str(folder),
@@ -159,7 +166,10 @@ class StateFiles:
             failures = iter(error.failures.values())
             raise next(failures)[0] from None
         pattern = f"shard-{self._ranks.rank + 1:05}-*.safetensors"
-        return sorted(file.name for file in folder.glob(pattern))
+        names = sorted(file.name for file in folder.glob(pattern))
+        if beside is not None and self._ranks.rank == 0:
+            names += beside(folder)
+        return names
 
     def load(self, folder: Path, state: State) -> None:
         """Fill the tensors of `state` in place from the files in `folder`.

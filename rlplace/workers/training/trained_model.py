@@ -43,6 +43,7 @@ from rlplace.workers.training.ranks import Ranks
 # Importing transformers takes seconds, which policies of simulators do without
 if TYPE_CHECKING:
     from rlplace.models.causal_lm import LmSpec, PackedLm
+    from rlplace.models.lora import LoraSpec
 
 
 class TrainedModel(abc.ABC):
@@ -198,6 +199,14 @@ class TrainedModel(abc.ABC):
 
     @abc.abstractmethod
     def _write(self, path: Path, weights: Iterator[tuple[str, Tensor]]) -> None: ...
+
+    def write_beside(self, folder: Path) -> list[str]:
+        """Write what other programs read of a saved state, and return the names of the files, relative to `folder`.
+
+        `folder`: folder of the saved state, with the files of all ranks. One rank calls this. The base class writes
+        nothing. Raises OutputError.
+        """
+        return []
 
     def named_buffers(self) -> list[tuple[str, Tensor]]:
         """Return the buffers with their names. Buffers change without being trained, such as running statistics."""
@@ -478,6 +487,49 @@ class TrainedLm(TrainedModel):
         self._sums.clear()
         for parameter in self._trained:
             parameter.grad = None
+
+    def save(self, path: Path, rank: int) -> None:
+        """Save the whole model as the folder `path`, and LoRA factors as `path` with `_adapter` appended. A collective.
+
+        `rank`: number of this rank. Raises OutputError.
+        """
+        super().save(path, rank)
+        lora = self._exported_lora
+        if lora is None:
+            return
+        factors = (
+            (name, whole(tensor).float())
+            for (name, *_), tensor in self._named()
+            if is_factor(name)
+        )
+        try:
+            if rank == 0:
+                from rlplace.models.adapters import write_adapter
+
+                beside = path.with_name(f"{path.name}_adapter")
+                write_adapter(beside, self.spec.folder, lora, factors)
+        finally:
+            # The other ranks join each gather, also if rank 0 could not write
+            deque(factors, maxlen=0)
+
+    def write_beside(self, folder: Path) -> list[str]:
+        lora = self._exported_lora
+        if lora is None:
+            return []
+        from rlplace.models.adapters import write_saved_adapter
+
+        out = folder / "adapter"
+        write_saved_adapter(folder, out, self.spec.folder, lora)
+        return sorted(f"{out.name}/{file.name}" for file in out.iterdir())
+
+    @property
+    def _exported_lora(self) -> LoraSpec | None:
+        """The LoRA factors that are also saved as an adapter: those of a causal language model; None: no factors."""
+        from rlplace.models.causal_lm import CausalLm
+
+        if isinstance(self.module, CausalLm):
+            return self.spec.lora
+        return None
 
     def _write(self, path: Path, weights: Iterator[tuple[str, Tensor]]) -> None:
         write_model(path, self.spec.folder, weights, config=self.module.saved_config())

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
@@ -90,14 +90,20 @@ class JoinedWorker(RoleWorker):
             tensor = part.where(tensor)
         return tensor
 
-    def _save(self, folder: str, state: State, new: Collection[str] = ()) -> Metrics:
+    def _save(
+        self,
+        folder: str,
+        state: State,
+        new: Collection[str] = (),
+        beside: Callable[[Path], Sequence[str]] | None = None,
+    ) -> Metrics:
         """Copy `state`, start to write the copy into `folder` in the background, and return the copy's duration. A
         collective.
 
-        `new`: names of tensors that need no copy, because nothing else uses them.
+        `new`: names of tensors that need no copy, because nothing else uses them. `beside`: as in `StateFiles.save`.
         """
         began = time.perf_counter()
-        self._state_files().save(Path(folder), state, new)
+        self._state_files().save(Path(folder), state, new, beside)
         return {
             f"{self.context.slot.component}/save_copy_s": Metric(
                 time.perf_counter() - began, "max"
@@ -181,7 +187,9 @@ class TrainedWorker(JoinedWorker):
         """Save the weights, in the optimizer's dtype, as the file or folder `path`. Rank 0 replaces an earlier `path`
         as a whole.
 
-        If a moving average of the weights is kept, it is saved too, as `path` with `_ema` appended. Raises OutputError.
+        If a moving average of the weights is kept, it is saved too, as `path` with `_ema` appended. LoRA factors of an
+        actor are saved a second time as an adapter of the library peft, as `path` with `_adapter` appended. Raises
+        OutputError.
         """
         with self._computing("save_model", Residency.WEIGHTS):
             self._model.save(Path(path), self.context.rank)
@@ -201,7 +209,8 @@ class TrainedWorker(JoinedWorker):
         unpacked = [
             name for name in state if moments.packed and name.startswith("optimizer.")
         ]
-        return self._save(folder, state | self._carried(), unpacked)
+        everything = state | self._carried()
+        return self._save(folder, everything, unpacked, self._model.write_beside)
 
     def read_state(self, folder: str) -> Metrics:
         """Continue from the state in `folder`; return the duration as a metric.

@@ -110,6 +110,22 @@ def add_factors(lm: PreTrainedModel, spec: LoraSpec) -> None:
     inject_adapter_in_model(config, nn.ModuleList([lm]), low_cpu_mem_usage=True)
 
 
+def add_empty_factors(lm: PreTrainedModel, spec: LoraSpec) -> None:
+    """Put LoRA factors into `lm`, on its device and in its dtype, without defined values.
+
+    Raises ConfigError as `add_factors` does.
+    """
+    device = lm.device
+    dtype = lm.dtype
+    add_factors(lm, spec)
+    with torch.no_grad():
+        for module in lm.modules():
+            for name, parameter in module.named_parameters(recurse=False):
+                if parameter.is_meta:
+                    empty = torch.empty(parameter.shape, dtype=dtype, device=device)
+                    setattr(module, name, nn.Parameter(empty, requires_grad=False))
+
+
 def config_of(
     spec: LoraSpec, targets: Sequence[str], names: Iterable[str]
 ) -> LoraConfig:
@@ -226,6 +242,19 @@ def take_factors(
             b = tensors[layer + _STORED_B]
             factors[layer + ".weight"] = Factors(a=a, b=b, scale=scale)
     return weights, factors
+
+
+def stored_factors(factors: Mapping[str, Factors]) -> dict[str, Tensor]:
+    """Return name in files -> tensor, for the LoRA factors A and B of each weight; the opposite of `take_factors`.
+
+    `factors`: name of a weight -> its factors.
+    """
+    tensors = {}
+    for name, pair in factors.items():
+        layer = name.removesuffix(".weight")
+        tensors[layer + _STORED_A] = pair.a
+        tensors[layer + _STORED_B] = pair.b
+    return tensors
 
 
 @contextmanager

@@ -10,6 +10,7 @@ from rlplace.placement.channels import ChannelPlan
 from rlplace.placement.flow import Delivery, DeviceDelivery, Route, Routes, Transport
 from rlplace.placement.language.spec import role_of
 from rlplace.placement.machines.topology import Ranges, Topology, show_range
+from rlplace.placement.memory.demands import Part
 from rlplace.placement.memory.ledger import MemoryLedger
 from rlplace.placement.plan import Plan
 from rlplace.placement.schedule import Residency
@@ -265,7 +266,11 @@ def _weight_bytes(
     """Return transport -> bytes that one weight sync sends for a transfer of weights."""
     segments = plan.placement.spec(transfer.target).segments
     each = max((s.accelerators_per_rank for s in segments), default=1)
-    copy = ledger.bytes(transfer.target, Residency.WEIGHTS) * each
+    # An engine that applies LoRA factors beside its weights gets only the factors
+    size = ledger.part_bytes(transfer.target, Part.ADAPTER)
+    if not size:
+        size = ledger.bytes(transfer.target, Residency.WEIGHTS)
+    copy = size * each
     # Parts that one copy of the weights comes in: one from each source rank.
     parts = 1
     # By CUDA IPC, one pair of ranks carries all parts at once.

@@ -140,13 +140,17 @@ def pair_of(root: Path) -> Iterator[Callable[..., Pair]]:
         channel = SharedChannel.create(folder.path, spec_of(WEIGHTS))
 
         def make(
-            kind: Kind = "qwen3", deliveries: tuple[Delivery, ...] = (), **actor: object
+            kind: Kind = "qwen3",
+            deliveries: tuple[Delivery, ...] = (),
+            *,
+            rollout: dict[str, object] | None = None,
+            **actor: object,
         ) -> Pair:
             scenario = LmScenario(
                 model=root / kind,
                 algorithm=LENGTHS,
                 trained=actor,
-                rollout=ENGINE,
+                rollout=ENGINE | (rollout or {}),
                 deliveries=deliveries,
             )
             made.append(Pair(scenario, folder.path))
@@ -163,14 +167,15 @@ def pair_of(root: Path) -> Iterator[Callable[..., Pair]]:
     [("qwen3", FAR), ("llama", ())],
     ids=["from far", "on the node"],
 )
-@pytest.mark.parametrize("mode", ["all", "trainable", "lora", "delta"])
+@pytest.mark.parametrize("mode", ["all", "trainable", "lora", "adapter", "delta"])
 def test_engine_and_trainer_agree_after_every_sync(
     pair_of: Callable[..., Pair],
     mode: str,
     deliveries: tuple[Delivery, ...],
     kind: Kind,
 ) -> None:
-    pair = pair_of(kind, deliveries, **LORA, sync={"mode": mode})
+    leaves = {"enable_offload": True}
+    pair = pair_of(kind, deliveries, rollout=leaves, **LORA, sync={"mode": mode})
     pair.sync(0)
     assert pair.difference() < 1e-4
     for version in range(1, 4):
@@ -182,6 +187,42 @@ def test_engine_and_trainer_agree_after_every_sync(
         assert max(abs(a - b) for a, b in zip(after, before, strict=True)) > 0.01, (
             "nothing was learned"
         )
+
+
+def test_an_engine_that_keeps_its_weights_gets_factors_alone_and_merges_nothing(
+    pair_of: Callable[..., Pair], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing of the first sync is kept beside it."""
+    verified = {"mode": "adapter", "verify": "logprobs", "verify_every": 1}
+    pair = pair_of(**LORA, sync=verified)
+    pushed, _ = pair.sync(0)
+    whole = pushed["actor/pushed_bytes"].value
+    assert pair.rollout._kept._kept is None
+    before = {name: t.clone() for name, t in pair.engine._tensors.items()}
+    monkeypatch.setattr(TransformersEngine, "load", Mock(side_effect=AssertionError))
+    for version in range(1, 3):
+        learn_in_place(pair, version - 1)
+        pair.actor.move(WEIGHTS_ONLY)
+        pushed = pair.actor.push_weights(version)
+        pair.rollout.pull_weights(version)
+        assert pair.engine.version == version
+        assert 3 * pushed["actor/pushed_bytes"].value < whole
+        assert pair.difference() < 1e-4
+        assert pair.generate()["sync/verify_max_diff"].value < 1e-4
+    changed = {
+        name
+        for name, tensor in pair.engine._tensors.items()
+        if not torch.equal(tensor, before[name])
+    }
+    assert changed
+    assert all("lora_" in name for name in changed)
+
+
+def learn_in_place(pair: Pair, iteration: int) -> None:
+    """The engine stays where it is."""
+    give(pair.actor, made_up_samples(iteration))
+    pair.actor.move(FULL)
+    pair.actor.learn(iteration, iteration)
 
 
 WAYS = [(0, "shared_tensor"), (None, "gloo")]

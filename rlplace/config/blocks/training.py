@@ -92,8 +92,9 @@ class OptimizerConfig:
 class SyncConfig:
     """How rollout ranks get the actor's weights."""
 
-    mode: Literal["all", "trainable", "lora", "delta"] = knob(
-        "what is sent: all | trainable, not what is frozen | lora, the factors alone | delta, what changed",
+    mode: Literal["all", "trainable", "lora", "adapter", "delta"] = knob(
+        "what is sent: all | trainable, not what is frozen | lora, the factors alone | "
+        "adapter, the factors, which engines do not merge | delta, what changed",
         "all",
     )
     verify_every: int = knob(
@@ -107,6 +108,11 @@ class SyncConfig:
         "on GPUs too, as other modes than all: slower, less memory; auto: where processes cannot share a GPU's memory",
         "auto",
     )
+
+    @property
+    def factors_apart(self) -> bool:
+        """Whether LoRA factors are sent beside the frozen weights, and not merged into them."""
+        return self.mode in ("lora", "adapter")
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

@@ -158,6 +158,7 @@ def _text_demand(
             return EngineDemand(
                 model=model,
                 block=engine,
+                adapter_rank=adapter_rank(config),
                 sequence_length=length,
                 sync=DeviceSync.receiving(plan.deliveries, config.actor.compute),
                 taken=stream_buckets(
@@ -233,6 +234,13 @@ def _sending(trained: TrainingDemand, actor: ActorConfig, plan: Plan) -> Trainin
     )
 
 
+def adapter_rank(config: LanguageModelJobConfig) -> int | None:
+    """Return the rank of the LoRA factors that engines apply beside their weights; None if they apply none."""
+    if config.actor.sync.mode == "adapter":
+        return config.actor.lora_rank
+    return None
+
+
 def _streamed(plan: Plan) -> list[Delivery]:
     """Return the weight deliveries through host memory for which some actor rank is on another node than the target.
 
@@ -301,7 +309,7 @@ def _text_shared(
     if isinstance(trained, TrainingDemand):
         model = trained.model
         numbers = model.parameters
-        if actor.lora_rank is not None and actor.sync.mode == "lora":
+        if actor.lora_rank is not None and actor.sync.factors_apart:
             numbers += sum(
                 elements * copies
                 for elements, copies in model.lora_parts(actor.lora_rank)

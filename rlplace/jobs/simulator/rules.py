@@ -28,6 +28,7 @@ _BURN_IN = "algorithm.burn_in"
 _SOME_WEIGHTS = (
     "trainable",
     "lora",
+    "adapter",
 )
 
 

@@ -33,6 +33,7 @@ class Part(enum.Enum):
     """The purpose of bytes on an accelerator, such as gradients or the KV cache."""
 
     PARAMETERS = "parameters"
+    ADAPTER = "LoRA adapter"  # factors that an engine applies beside its weights
     GRADIENTS = "gradients"
     OPTIMIZER = "optimizer state"
     ACTIVATIONS = "activations"
@@ -441,9 +442,9 @@ class TrainingDemand:
         }
         exchanged = self._exchanged(placed, shards)
         if isinstance(block, ActorConfig):
-            if block.sync.mode != "lora":
+            if not block.sync.factors_apart:
                 syncing[Part.SYNC] += refreshing[Part.SYNC]
-            if block.sync.mode == "lora" or block.lora_rank is None:
+            if block.sync.factors_apart or block.lora_rank is None:
                 syncing[Part.SYNC] += exchanged
             # Verification by log-probabilities runs a forward pass, which gathers weights.
             if block.sync.verify == "logprobs" and block.sync.verify_every > 0:
@@ -736,20 +737,32 @@ class ScoringDemand:
         )
 
 
+# Ranks for which vLLM 0.32 has buffers of LoRA factors (`MaxLoRARanks`)
+VLLM_LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
+
+
+def vllm_lora_rank(rank: int) -> int | None:
+    """Return the rank of vLLM's buffers for LoRA factors of `rank`; None if the rank is too large for vLLM."""
+    return next((most for most in VLLM_LORA_RANKS if most >= rank), None)
+
+
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class EngineDemand:
     """The memory demand of a generation engine such as vLLM.
 
-    `model`: sizes of its model. `block`: the rollout's block of the config. The engine takes a share of an
-    accelerator's memory, or has a KV cache of a fixed size. `sequence_length`: tokens of the longest sequence; the KV
-    cache must hold one. `sync`: what receiving weights takes on an accelerator. `taken`: host bytes of buckets of
-    weights from other nodes. `answers`: answers per iteration on the rank with the most; None: not known. `cut`:
-    whether evaluation draws from the likeliest tokens only (top-p). `score`: bytes that drawing tokens takes for each
-    sequence and entry of the vocabulary.
+    `model`: sizes of its model. `block`: the rollout's block of the config. `adapter_rank`: rank of the LoRA factors
+    that the engine applies beside its weights; None: it applies none. The engine takes a share of an accelerator's
+    memory, or has a KV cache of a fixed size. `sequence_length`: tokens of the longest sequence; the KV cache must hold
+    one. `sync`: what receiving weights takes on an accelerator. `taken`: host bytes of buckets of weights from other
+    nodes. `answers`: answers per iteration on the rank with the most; None: not known. `cut`: whether evaluation draws
+    from the likeliest tokens only (top-p). `score`: bytes that drawing tokens takes for each sequence and entry of the
+    vocabulary.
     """
 
     model: ModelShape
     block: TextRolloutConfig
+    # Rank of the LoRA factors that the engine applies beside its weights; None: it applies none
+    adapter_rank: int | None = None
     # tokens of the longest sequence; the KV cache must hold at least one such sequence
     sequence_length: int
     sync: DeviceSync = DeviceSync()
@@ -773,6 +786,18 @@ class EngineDemand:
             kept += formulas.GRAPHS_BYTES
         return kept
 
+    def _adapter(self, parallel: int) -> int:
+        """Return the numbers of the LoRA factors that the engine has beside its weights, on one accelerator.
+
+        vLLM has buffers of certain ranks only. `parallel`: accelerators that split the model.
+        """
+        rank = self.adapter_rank
+        if rank is None:
+            return 0
+        if self.block.engine == "vllm":
+            rank = vllm_lora_rank(rank) or rank
+        return total(self.model.lora_parts(rank, parallel))
+
     def footprint(self, placed: Placed) -> Footprint:
         block, model, number, parallel = (
             self.block,
@@ -790,6 +815,7 @@ class EngineDemand:
             for each in (number, self.sync.number)
         )
         simple = block.engine == "transformers"
+        adapter = self._adapter(parallel) * number
         step = functools.partial(
             formulas.engine_workspace,
             model,
@@ -821,7 +847,7 @@ class EngineDemand:
             # the
             # share.
             of_process = kept if block.engine == "vllm" else process
-            taken = sum(of_process.values()) + weights + workspace
+            taken = sum(of_process.values()) + weights + adapter + workspace
             cache = formulas.kv_share(
                 placed.memory_bytes, block.gpu_memory_utilization, taken
             )
@@ -840,6 +866,8 @@ class EngineDemand:
         anew = 0 if simple else formulas.reloading(model, number, parallel)
         windows = formulas.sync_windows(model, self.sync.number, 1 if simple else 2)
         awake = process | {Part.PARAMETERS: weights}
+        if adapter:
+            awake[Part.ADAPTER] = adapter
         # Each accelerator of the rank has a part of the weights, and the host has all parts. Sleep level 2 keeps no
         # copy.
         parts = model.parts(parallel) if block.sleep_level == 1 else []

@@ -237,6 +237,16 @@ class MemoryLedger:
             (f.reported_bytes(residency) for f in self.footprints[component]), default=0
         )
 
+    def part_bytes(self, component: str, part: Part) -> int:
+        """Return the bytes of one purpose that a component's fullest rank has on each accelerator with its weights."""
+        return max(
+            (
+                f.held[Residency.WEIGHTS].get(part, 0)
+                for f in self.footprints[component]
+            ),
+            default=0,
+        )
+
     def host_bytes(self, component: str, residency: Residency) -> int:
         """Return the bytes on the host of a component's fullest rank, as its worker reports them."""
         return max(

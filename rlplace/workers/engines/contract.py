@@ -116,6 +116,19 @@ def answer_seed(seed: int, request: Request, sample: int) -> int:
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class AdapterSettings:
+    """The LoRA factors that an engine applies beside its weights.
+
+    `rank`: rank of all factors. `scale`: by which a product of factors is multiplied. `targets`: last parts of the
+    names of the layers with factors; empty: all linear layers except the head.
+    """
+
+    rank: int
+    scale: float
+    targets: tuple[str, ...] = ()
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class EngineSettings:
     """All that a text engine is built from.
 
@@ -123,7 +136,8 @@ class EngineSettings:
     `model`: a Hugging Face folder, of which only the names and shapes of weights are read. `context`: longest prompt
     and answer together, in tokens. `stop_token_ids`, `stop_texts`: tokens and texts that end an answer.
     `emulated_memory`: bytes of an emulated accelerator. `tensor_parallel`: number of accelerators over which the engine
-    splits the weights. `env`: config with the limits of images.
+    splits the weights. `env`: config with the limits of images. `adapter`: LoRA factors that the engine applies beside
+    its weights; None: factors are added to the weights.
 
     The transformers engine ignores the config's keys about step sizes, CUDA graphs and sleep.
     """
@@ -145,6 +159,8 @@ class EngineSettings:
     tensor_parallel: int = 1
     # Limits of images
     env: TextEnvConfig = dataclasses.field(default_factory=TextEnvConfig)
+    # Factors that are applied beside the weights
+    adapter: AdapterSettings | None = None
 
     def drawn(self, request: Request) -> TextRolloutConfig:
         """Return the sampling parameters for the answers to `request`: those of evaluation for a held-out prompt, else
@@ -220,6 +236,22 @@ class TextEngine(Engine, Protocol):
         """Return log p(tokens[i] | tokens[:i]) for each i >= 1, by the loaded weights, at temperature 1.
 
         A weight sync is verified with these numbers.
+        """
+
+
+@runtime_checkable
+class AdapterEngine(Protocol):
+    """A TextEngine that can apply LoRA factors beside its weights, as `EngineSettings.adapter` says.
+
+    The factors given to `load` are then not added to the weights.
+    """
+
+    def load_factors(self, factors: FactorsOf, version: int) -> None:
+        """Replace all LoRA factors, as policy version `version`. The weights stay as they are.
+
+        `factors`: name of a weight -> its factors, which are copied. Answers in flight keep their tokens; their later
+        tokens are sampled with the new factors, and keys and values of the old factors are never used again. Raises
+        ValueError if names or shapes are not those of the settings, NotResident without loaded weights.
         """
 
 

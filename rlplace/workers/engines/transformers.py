@@ -38,6 +38,13 @@ from rlplace.comm.weights.device_sync import LoadedParts, WindowTaker
 from rlplace.comm.weights.shards import copy_tensor
 from rlplace.config.blocks.language_model import TextRolloutConfig
 from rlplace.models import BUILDING
+from rlplace.models.lora import (
+    LoraSpec,
+    add_empty_factors,
+    checkpoint_name,
+    is_factor,
+    stored_factors,
+)
 from rlplace.models.tokenizer import StopTexts, Tokenizer
 from rlplace.models.vision import VisionSpec
 from rlplace.placement.schedule import Residency
@@ -46,6 +53,7 @@ from rlplace.tokens import Completion, Files, Finish, Request, Tokens
 from rlplace.workers.engines.contract import (
     NO_FACTORS,
     TORCH_NAMES,
+    AdapterSettings,
     EngineSettings,
     FactorsOf,
     Weights,
@@ -155,6 +163,8 @@ class TransformersEngine(ModuleEngine):
                 )
             # Skipped above: a tied head would be stored twice
             self._model.tie_weights()
+            if settings.adapter is not None:
+                add_empty_factors(self._model, _spec_of(settings.adapter))
         self._cache: BatchCache | None = None
         self._waiting: collections.deque[_Answer] = collections.deque()
         # The answer in each row of the cache
@@ -165,6 +175,15 @@ class TransformersEngine(ModuleEngine):
         random_seed = int.from_bytes(os.urandom(4), "little")
         self._seed = random_seed if rollout.seed is None else rollout.seed
         super().__init__(self._model, device, owner)
+        # Under the names of files; factors apart from weights
+        self._factor_shapes: dict[str, tuple[int, ...]] = {}
+        if settings.adapter is not None:
+            named = {checkpoint_name(n): each for n, each in self._tensors.items()}
+            self._tensors = named
+            factors = {checkpoint_name(n) for n in self.shapes if is_factor(n)}
+            shapes = {name: tuple(each.shape) for name, each in named.items()}
+            self._factor_shapes = {name: shapes.pop(name) for name in factors}
+            self.shapes = shapes
         self._make_cache = functools.partial(
             BatchCache, config, dtype, tokens=settings.context
         )
@@ -220,8 +239,28 @@ class TransformersEngine(ModuleEngine):
     def load(
         self, weights: Weights, version: int, factors: FactorsOf = NO_FACTORS
     ) -> None:
-        super().load(weights, version, factors)
+        if self._settings.adapter is None:
+            super().load(weights, version, factors)
+        else:
+            tensors = self._fitting(factors, version)
+            super().load(weights, version)
+            self._copy(tensors)
         self._read_again()
+
+    def load_factors(self, factors: FactorsOf, version: int) -> None:
+        require(self, self._owner, "pull_weights", needs=Residency.WEIGHTS)
+        tensors = self._fitting(factors, version)
+        # Until all factors are copied, there is no version
+        self.version = None
+        self._copy(tensors)
+        self.version = version
+        self._read_again()
+
+    def _fitting(self, factors: FactorsOf, version: int) -> Weights:
+        """Return the factors under their names in files. Raise UnfitWeights if names or shapes are not the engine's."""
+        tensors = stored_factors(factors)
+        check_fit(tensors, self._factor_shapes, owner=self._owner, version=version)
+        return tensors
 
     def load_from(self, sync: DevicePush, rank: int, deadline_s: float) -> LoadedParts:
         """Receive a weight sync on the engine's accelerator, and load the weights as they arrive, window by window.
@@ -496,6 +535,12 @@ class TransformersEngine(ModuleEngine):
         if self._taker is not None:
             self._taker.close()
         super().close()
+
+
+def _spec_of(adapter: AdapterSettings) -> LoraSpec:
+    return LoraSpec(
+        rank=adapter.rank, alpha=adapter.scale * adapter.rank, targets=adapter.targets
+    )
 
 
 def batches_of(lengths: Sequence[int], token_budget: int) -> list[list[int]]:

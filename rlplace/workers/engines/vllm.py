@@ -23,13 +23,17 @@ import torch
 
 from rlplace.errors import ConfigError
 from rlplace.models import BUILDING
+from rlplace.models.adapter_folder import factor_name
 from rlplace.models.checkpoint import as_stored
+from rlplace.models.lora import stored_factors
+from rlplace.placement.memory.demands import vllm_lora_rank
 from rlplace.placement.schedule import Residency
 from rlplace.stopwatch import Stopwatch
 from rlplace.tokens import Completion, Request
 from rlplace.workers.engines.contract import (
     NO_FACTORS,
     TORCH_NAMES,
+    AdapterSettings,
     EngineSettings,
     FactorsOf,
     Weights,
@@ -47,7 +51,13 @@ from rlplace.workers.engines.vllm_loading import (
     pack_experts_anew,
 )
 from rlplace.workers.engines.vllm_memory import CpuMemory, cuda_memory
-from rlplace.workers.engines.vllm_versions import reload, seeded_draws, tokens_so_far
+from rlplace.workers.engines.vllm_versions import (
+    adapter_request,
+    put_adapter,
+    reload,
+    seeded_draws,
+    tokens_so_far,
+)
 from rlplace.workers.engines.weights import (
     EMBEDDING,
     HEAD,
@@ -121,6 +131,8 @@ class VllmEngine:
         with GROUP_USERS.lock:
             GROUP_USERS.add()
         kind = CpuMemory if on_cpu else cuda_memory(self._vllm)
+        # vLLM's name of the factors in each request
+        self._adapter = None if settings.adapter is None else adapter_request()
         self._memory = kind(self._vllm, device, settings.rollout.sleep_level)
         # Level 2 at the start: random weights need no copy on the host
         self._memory.move(Residency.OFF, level=2)
@@ -174,15 +186,55 @@ class VllmEngine:
             owner=self._owner,
             version=version,
         )
+        if self._settings.adapter is not None:
+            self._check_factors(factors, version)
         # Until all weights are copied, there is no version
         self.version = None
-        items = as_stored(merged(named, factors, self._adds_on), stored)
+        adapter = self._settings.adapter
+        added = factors if adapter is None else NO_FACTORS
+        items = as_stored(merged(named, added, self._adds_on), stored)
         if self._settings.tensor_parallel > 1:
             load_shards(self._vllm, items)
         else:
             self._vllm.collective_rpc(pack_experts_anew)
             self._vllm.collective_rpc(reload, args=(items,))
+        if adapter is not None:
+            self._put(factors, adapter)
         self._loaded(version)
+
+    def load_factors(self, factors: FactorsOf, version: int) -> None:
+        require(self, self._owner, "pull_weights", needs=Residency.WEIGHTS)
+        assert self._settings.adapter is not None, (
+            "the engine was built with an adapter"
+        )
+        self._check_factors(factors, version)
+        # Until all workers have the factors, there is no version
+        self.version = None
+        self._put(factors, self._settings.adapter)
+        self._loaded(version)
+
+    def _check_factors(self, factors: FactorsOf, version: int) -> None:
+        """Raise UnfitWeights if the factors are not those of the engine's layers, or have other shapes."""
+        adapter = self._settings.adapter
+        assert adapter is not None, "the engine was built with an adapter"
+        targets = _targets(adapter, self._expected)
+        expected: dict[str, tuple[int, ...]] = {}
+        for name, shape in self._expected.shapes.items():
+            layer = name.removesuffix(".weight")
+            if layer.rpartition(".")[2] in targets:
+                expected[f"{layer}.lora_A.weight"] = (adapter.rank, shape[1])
+                expected[f"{layer}.lora_B.weight"] = (shape[0], adapter.rank)
+        given = stored_factors(factors)
+        check_fit(given, expected, owner=self._owner, version=version)
+
+    def _put(self, factors: FactorsOf, adapter: AdapterSettings) -> None:
+        """Replace the factors of the adapter in each of vLLM's workers."""
+        tensors = {}
+        for name, tensor in stored_factors(factors).items():
+            # vLLM scales its factors in place, and a view would be sent with all of its memory
+            tensors[factor_name(name)] = tensor.detach().to("cpu", copy=True)
+        alpha = adapter.scale * adapter.rank
+        self._vllm.collective_rpc(put_adapter, args=(tensors, adapter.rank, alpha))
 
     def load_from(self, sync: DevicePush, rank: int, deadline_s: float) -> LoadedParts:
         """Let each of vLLM's workers receive a weight sync itself, and load its own part of the weights as they arrive.
@@ -293,7 +345,12 @@ class VllmEngine:
             "ignore_eos": True,
             "output_kind": kind,
         }
-        self._vllm.add_request(name, tokens_input(tokens), SamplingParams(**asked))
+        self._vllm.add_request(
+            name,
+            tokens_input(tokens),
+            SamplingParams(**asked),
+            lora_request=self._adapter,
+        )
         return name
 
     def step(self, watch: Stopwatch | None = None) -> Sequence[Completion]:
@@ -431,6 +488,13 @@ def _build(
         **_memory_arguments(settings, expected, on_cpu),
         **rollout.engine_args,
     }
+    if settings.adapter is not None:
+        others |= {
+            "enable_lora": True,
+            "max_loras": 1,
+            "max_lora_rank": vllm_lora_rank(settings.adapter.rank),
+            "lora_target_modules": sorted(_targets(settings.adapter, expected)),
+        }
     # None: vLLM's own choice, which starts with GPU 0
     device_ids: list[int | str] | None = None
     if device.index:
@@ -470,6 +534,20 @@ def _build(
                 **others,
             )
         )
+
+
+def _targets(adapter: AdapterSettings, expected: ExpectedWeights) -> set[str]:
+    """Return the last parts of the names of the layers that have factors.
+
+    `expected`: shapes of the model's weights, among which all matrices are linear layers, except embedding and head.
+    """
+    if adapter.targets:
+        return set(adapter.targets)
+    found = set()
+    for name, shape in expected.shapes.items():
+        if len(shape) == 2 and name not in (EMBEDDING, HEAD):
+            found.add(name.removesuffix(".weight").rpartition(".")[2])
+    return found
 
 
 def _memory_arguments(

@@ -23,6 +23,7 @@ from torch import Tensor, nn
 
 from rlplace.placement.schedule import Residency
 from rlplace.workers.engines.vllm_versions import (
+    adapter_buffers,
     pools,
     releases_its_cache,
     sleep_but_for_what_sleeps,
@@ -283,7 +284,7 @@ def _drop_weights(worker: Any) -> None:
     model = worker.model_runner.get_model()
     for layer in _packed(model):
         layer.cpu_linear = None
-    for storage, _ in _storages(model.parameters()):
+    for storage, _ in _storages(_weights(model)):
         storage.resize_(0)
     libc = ctypes.CDLL(None)
     # Without this, glibc keeps the freed memory for the process
@@ -297,7 +298,7 @@ def _make_room_for_weights(worker: Any) -> None:
     `worker`: worker of vLLM's engine.
     """
     model = worker.model_runner.get_model()
-    for storage, size in _storages(model.parameters()):
+    for storage, size in _storages(_weights(model)):
         storage.resize_(size)
     for layer in _packed(model):
         layer.cpu_linear = nn.functional.linear
@@ -315,7 +316,7 @@ def _held_on_cpu(worker: Any, weights_asleep: bool) -> Held:
     cache = sum(
         storage.nbytes() for storage, _ in _storages(worker.model_runner.kv_caches)
     )
-    weights = sum(storage.nbytes() for storage, _ in _storages(model.parameters()))
+    weights = sum(storage.nbytes() for storage, _ in _storages(_weights(model)))
     # A packed layer has given its plain weight away
     for layer in _packed(model):
         if layer.cpu_linear is not None and not layer.weight.numel():
@@ -366,6 +367,12 @@ def _held_on_gpu(worker: Any) -> Held:
         accelerator=outside + mapped.total(),
         host=copied,
     )
+
+
+def _weights(model: nn.Module) -> Iterator[Tensor]:
+    """Yield all weights of the model, and the buffers of its LoRA adapter."""
+    yield from model.parameters()
+    yield from adapter_buffers(model)
 
 
 def _packed(model: nn.Module) -> list[Any]:

@@ -25,6 +25,9 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+# Number of the only LoRA adapter of an engine
+ADAPTER_ID = 1
+
 
 def releases_its_cache(engine: Any) -> bool:
     """Return whether vLLM's engine can free the memory of its KV cache without also freeing the weights.
@@ -121,6 +124,60 @@ def reload(worker: Any, items: Iterable[tuple[str, Tensor]]) -> None:
 
     with set_current_vllm_config(worker.vllm_config):
         worker.model_runner.reload_weights(weights_iterator=items)
+
+
+def put_adapter(
+    worker: Any, tensors: dict[str, Tensor], rank: int, alpha: float
+) -> None:
+    """Replace the factors of the only LoRA adapter, without a file.
+
+    vLLM has no call for this: its own one reads a folder. These are the steps of that call
+    (`LRUCacheWorkerLoRAManager.add_adapter`) after the reading. vLLM 0.32.
+
+    `worker`: worker of vLLM's engine. `tensors`: name in the folder of an adapter -> factor; they become vLLM's own.
+    `rank`, `alpha`: those of the factors.
+    """
+    from vllm.lora.lora_model import LoRAModel
+    from vllm.lora.peft_helper import PEFTHelper
+
+    manager: Any = worker.model_runner.lora_manager
+    adapters: Any = manager._adapter_manager
+    renamed: Any = getattr(adapters.model, "hf_to_vllm_mapper", None)
+    if renamed is not None:
+        renamed = renamed.get_rename_mapper()
+    helper = PEFTHelper(r=rank, lora_alpha=alpha, target_modules=[])  # type: ignore[arg-type]
+    lora = LoRAModel.from_lora_tensors(
+        ADAPTER_ID,
+        tensors,
+        helper,
+        device="cpu",
+        dtype=manager.lora_config.lora_dtype,
+        weights_mapper=renamed,
+    )
+    adapters.remove_adapter(ADAPTER_ID)
+    adapters.add_adapter(lora)
+    adapters.activate_adapter(ADAPTER_ID)
+
+
+def adapter_request() -> Any:
+    """Return vLLM's request for the adapter of `put_adapter`.
+
+    It has the same name in every version of the factors: the caller empties the prefix cache at each version.
+    """
+    from vllm.lora.request import LoRARequest
+
+    return LoRARequest("policy", ADAPTER_ID, "in memory")
+
+
+def adapter_buffers(model: torch.nn.Module) -> Iterator[Tensor]:
+    """Yield the tensors in which vLLM's layers have the factors of adapters."""
+    for module in model.modules():
+        for name in ("lora_a_stacked", "lora_b_stacked"):
+            stacked = getattr(module, name, ())
+            if isinstance(stacked, Tensor):
+                yield stacked
+            else:
+                yield from stacked
 
 
 def reset_lora(runner: Any) -> None:

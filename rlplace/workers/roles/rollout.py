@@ -44,11 +44,18 @@ from rlplace.workers.arguments import (
     TextArguments,
 )
 from rlplace.workers.engines.build import build_engine
-from rlplace.workers.engines.contract import Engine, EngineSettings, TextEngine
+from rlplace.workers.engines.contract import (
+    AdapterEngine,
+    AdapterSettings,
+    Engine,
+    EngineSettings,
+    TextEngine,
+)
 from rlplace.workers.threads import threads
 from rlplace.workers.worker import MoveReport, RoleWorker, out_of_step
 
 if TYPE_CHECKING:
+    from rlplace.comm.weights.version import ReceivedWeights
     from rlplace.workers.engines.torch import Decision, TorchEngine
     from rlplace.workers.engines.weights import SyncProbe
 
@@ -82,15 +89,18 @@ class RolloutWorker(RoleWorker):
             context, WEIGHTS, deliveries=self.config.deliveries, engine=engine
         )
         self._opened.callback(self._receiver.close)
-        scale = (
-            actor.lora_alpha / actor.lora_rank
-            if actor.sync.mode == "lora" and actor.lora_rank
-            else None
-        )
-        self._kept = KeptWeights(
-            context.owner, keeps=actor.sync.mode in ("trainable", "lora"), scale=scale
-        )
+        scale = None
+        if actor.sync.factors_apart and actor.lora_rank:
+            scale = actor.lora_alpha / actor.lora_rank
+        keeps = actor.sync.mode in ("trainable", "lora")
+        if actor.sync.mode == "adapter":
+            keeps = self._drops_weights()
+        self._kept = KeptWeights(context.owner, keeps=keeps, scale=scale)
         self._opened.callback(self._kept.close)
+
+    def _drops_weights(self) -> bool:
+        """Return whether the engine may lose its weights between two syncs. A simulator's engine keeps none apart."""
+        return True
 
     def move(self, to: Residency) -> MoveReport:
         return MoveReport(
@@ -118,15 +128,23 @@ class RolloutWorker(RoleWorker):
         received = self._receiver.pull(version)
         if self._probe is not None:
             self._probe.take(received.tensors)
-        with self._kept.completed(received) as (weights, factors):
-            pulled = time.perf_counter()
-            if not received.loaded:
-                self.engine.load(weights, version, factors)
+        pulled = time.perf_counter()
+        if not self._take_factors(received):
+            with self._kept.completed(received) as (weights, factors):
+                if not received.loaded:
+                    self.engine.load(weights, version, factors)
         loading_s = time.perf_counter() - pulled
         moved = pull_metrics(
             "rollout", received, waited_s=pulled - began, loading_s=loading_s
         )
         return {**moved, **(self._probe.compare() if self._probe is not None else {})}
+
+    def _take_factors(self, received: ReceivedWeights) -> bool:
+        """Give the engine the LoRA factors of a version that has only them, if it applies factors beside its weights.
+
+        Return whether it was done. The base class returns False.
+        """
+        return False
 
 
 # ── simulators ────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -471,7 +489,16 @@ class TextRolloutWorker(RolloutWorker):
             temperature=rollout.temperature if temperature is None else temperature,
             top_p=top_p or rollout.top_p,
         )
+        actor = job.config.actor
+        adapter = None
+        if actor.sync.mode == "adapter" and actor.lora_rank is not None:
+            adapter = AdapterSettings(
+                rank=actor.lora_rank,
+                scale=actor.lora_alpha / actor.lora_rank,
+                targets=actor.lora_targets,
+            )
         return EngineSettings(
+            adapter=adapter,
             rollout=rollout,
             held_out=None if held_out == rollout else held_out,
             model=job.model,
@@ -482,6 +509,27 @@ class TextRolloutWorker(RolloutWorker):
             tensor_parallel=len(self.context.slot.accelerators),
             env=job.config.env,
         )
+
+    def _drops_weights(self) -> bool:
+        rollout = self.config.config.rollout
+        on_host = rollout.engine == "vllm" and rollout.sleep_level == 1
+        return rollout.enable_offload and not on_host
+
+    def _take_factors(self, received: ReceivedWeights) -> bool:
+        actor = self.config.config.actor
+        complete = not received.partial or self.engine.version is None
+        if complete or actor.sync.mode != "adapter":
+            return False
+        # Imported here: the driver imports this module too
+        from rlplace.models.lora import take_factors
+
+        assert actor.lora_rank is not None, "other weights are never partial here"
+        assert isinstance(self.engine, AdapterEngine), "the plan refuses other engines"
+        scale = actor.lora_alpha / actor.lora_rank
+        with received:
+            _, factors = take_factors(received.tensors, scale)
+            self.engine.load_factors(factors, received.version)
+        return True
 
     def begin_again(self, iteration: int) -> Metrics:
         self.engine.drop()

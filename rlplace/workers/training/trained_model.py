@@ -46,6 +46,10 @@ if TYPE_CHECKING:
     from rlplace.models.lora import LoraSpec
 
 
+# Modes of a weight sync that send LoRA factors beside the frozen weights
+_FACTORS_APART = ("lora", "adapter")
+
+
 class TrainedModel(abc.ABC):
     """A model in training: this rank's part of its weights and gradients."""
 
@@ -126,14 +130,14 @@ class TrainedModel(abc.ABC):
 
         The tensors are valid until the next optimizer step.
 
-        `mode`: `actor.sync.mode`. With `lora`, the frozen weights and the LoRA factors are sent as separate tensors;
-        with any other mode, the factors are merged into the weights. `again`: whether every receiver has received all
-        tensors before. If true, tensors that never change are left out: frozen parameters with `trainable`, all tensors
-        but the factors with `lora`.
+        `mode`: `actor.sync.mode`. With `lora` and `adapter`, the frozen weights and the LoRA factors are sent as
+        separate tensors; with any other mode, the factors are merged into the weights. `again`: whether every receiver
+        has received all tensors before. If true, tensors that never change are left out: frozen parameters with
+        `trainable`, all tensors but the factors with `lora` and `adapter`.
 
         Merged or column-sharded tensors are copied; for these, the call is a collective. Other tensors are not copied.
         """
-        merging = mode != "lora"
+        merging = mode not in _FACTORS_APART
         shards: list[Shard] = []
         for names, tensor in self._named():
             name = names[0]
@@ -159,7 +163,7 @@ class TrainedModel(abc.ABC):
 
         `mode`: `actor.sync.mode`.
         """
-        if mode == "lora":
+        if mode in _FACTORS_APART:
             return not is_factor(name)
         frozen = (
             isinstance(tensor, nn.Parameter)

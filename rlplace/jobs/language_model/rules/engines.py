@@ -10,6 +10,8 @@ from rlplace.config.blocks.language_model import LanguageModelJobConfig
 from rlplace.config.blocks.training import AlgorithmConfig
 from rlplace.config.model_folder import text_keys
 from rlplace.jobs.language_model.rules.case import PlannedJob
+from rlplace.models.families import VISION_FAMILIES
+from rlplace.placement.memory.demands import vllm_lora_rank
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,6 +38,40 @@ class ServedModel:
             accelerators_per_engine=max(sizes, default=1),
         )
 
+
+def _factors_not_merged(case: PlannedJob) -> Iterator[Found]:
+    """Yield a finding if the engine cannot apply LoRA factors beside its weights (sync mode "adapter")."""
+    config = case.config
+    rank = config.actor.lora_rank
+    if config.actor.sync.mode != "adapter" or rank is None:
+        return
+    engine = config.rollout.engine
+    family = case.model.get("model_type")
+    error = None
+    if engine not in ("transformers", "vllm"):
+        error = "adapter-engine"
+    elif engine == "vllm" and vllm_lora_rank(rank) is None:
+        error = "adapter-rank"
+    elif family in VISION_FAMILIES or _has_experts(case.model):
+        error = "adapter-family"
+    if error is not None:
+        yield Found(
+            key="actor.sync.mode",
+            got="mode: adapter",
+            error=error,
+            facts={"engine": engine, "rank": rank, "family": family},
+        )
+
+
+def _has_experts(model: Mapping[str, object]) -> bool:
+    """Return whether a model is a mixture of experts. `model`: the content of its config.json."""
+    keys = ("num_experts", "num_local_experts", "n_routed_experts")
+    return any(model.get(key) for key in keys)
+
+
+PLANNED: tuple[Rule[PlannedJob], ...] = (
+    Rule(code="plan-only", facts=_factors_not_merged),
+)
 
 # ── rules of the model ───────────────────────────────────────────────────────────────────────────────────────────────
 

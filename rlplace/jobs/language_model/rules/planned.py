@@ -34,6 +34,7 @@ def plan_problems(config: LanguageModelJobConfig, plan: Plan) -> Iterator[Proble
     yield from scorers.problems(config, plan.placement.components)
     yield from broken(engines.OF_MODEL, engines.ServedModel.of(case))
     yield from broken(trained.SYNC, config)
+    yield from broken(engines.PLANNED, case)
     yield from broken(parallel.RULES, case)
     yield from broken(families.RULES, case)
     yield from broken(images.RULES, case)

@@ -113,8 +113,8 @@ def _fewer_tokens(config: LanguageModelJobConfig) -> Iterator[Found]:
 def _no_factors(config: LanguageModelJobConfig) -> Iterator[Found]:
     """Yield a finding if the sync sends LoRA factors only, but the actor has no LoRA factors."""
     actor = config.actor
-    if actor.sync.mode == "lora" and actor.lora_rank is None:
-        yield Found(key="actor.sync.mode", got="mode: lora")
+    if actor.sync.factors_apart and actor.lora_rank is None:
+        yield Found(key="actor.sync.mode", got=f"mode: {actor.sync.mode}")
 
 
 def _unused_alpha(case: PlacedTextJob) -> Iterator[Found]:

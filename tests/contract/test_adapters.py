@@ -18,12 +18,21 @@ from rlplace.config.read import read_config
 from rlplace.errors import ConfigError
 from rlplace.jobs.language_model.folders import with_folder
 from rlplace.models.causal_lm import CausalLm, LmSpec, build
-from rlplace.models.lora import is_factor
+from rlplace.models.lora import first_values, is_factor
 from rlplace.models.packed import Packed
 from rlplace.placement.schedule import Residency
 from rlplace.workers.training.ranks import Ranks
 from tests.contract.test_export import commit, files, text_job
-from tests.lm_ranks import ADAM, LmScenario, iterate, make_lm_worker
+from tests.lm_ranks import (
+    ADAM,
+    LmScenario,
+    everything,
+    iterate,
+    made_up_samples,
+    make_lm_worker,
+    run_lm_ranks,
+)
+from tests.reference_rlhf import Rules, adamw, assert_same, grpo_step
 from tests.tiny_lm import tiny_model
 from tests.worker_ranks import context_of, in_processes, listen, rendezvous_at
 
@@ -217,3 +226,58 @@ def test_what_is_no_adapter_or_has_other_values_is_refused(
         completed(qwen, tmp_path / "adaptr")
     with pytest.raises(ConfigError, match="lora_rank: 4"):
         completed(qwen, tmp_path / "adapter", lora_rank=8)
+
+
+# ── learning ─────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("ranks", [2, 4], ids=["one copy", "two copies"])
+def test_ranks_that_split_tokens_train_factors_as_a_padded_loop_does(
+    qwen: Path, ranks: int
+) -> None:
+    """Two ranks have the tokens of a copy between them, and sum the gradients of several micro-batches."""
+    trained = {"lora_rank": 3, "token_budget": 24, "optimizer": ADAM | {"lr": 1e-2}}
+    iterations = 2
+    scenario = LmScenario(
+        model=qwen,
+        ranks=ranks,
+        context_parallel=2,
+        iterations=iterations,
+        trained=trained,
+    )
+    longest = max(len(sample.tokens) for sample in everything(0))
+    assert len(everything(0)) * longest > 4 * ranks * 24, "one micro-batch is enough"
+    outcomes = run_lm_ranks(scenario)
+
+    config = LoraConfig(r=3, lora_alpha=16, target_modules="all-linear")
+    model = get_peft_model(AutoModelForCausalLM.from_pretrained(qwen), config)
+    first = []
+    for name, weight in model.named_parameters():
+        if weight.requires_grad:
+            own = name.removeprefix("base_model.model.")
+            first.append(weight)
+            with torch.no_grad():
+                weight.copy_(first_values(own, tuple(weight.shape), seed=7))
+    optimizer = adamw(first, trained["optimizer"])
+    for iteration in range(iterations):
+        samples = [
+            sample
+            for group in made_up_samples(iteration, version=iteration)
+            for sample in group
+        ]
+        loss, norm = grpo_step(model, optimizer, samples, Rules())
+        for outcome in outcomes[:1]:
+            metrics = outcome.metrics[iteration]
+            assert metrics["actor/loss"].value == pytest.approx(loss, rel=1e-3)
+            assert metrics["actor/grad_norm"].value == pytest.approx(norm, rel=1e-3)
+    merged = model.merge_and_unload()
+    before = AutoModelForCausalLM.from_pretrained(qwen).state_dict()
+    learned = {n: w for n, w in merged.state_dict().items() if n in before}
+    moves = [
+        float((weight - before[name]).abs().max()) for name, weight in learned.items()
+    ]
+    assert max(moves) > 5e-3, "nothing was learned"
+    for outcome in outcomes:
+        found = {n: torch.from_numpy(w) for n, w in outcome.weights.items()}
+        assert_same(found, learned)

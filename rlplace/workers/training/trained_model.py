@@ -497,9 +497,9 @@ class TrainedLm(TrainedModel):
 
         `rank`: number of this rank. Raises OutputError.
         """
-        super().save(path, rank)
         lora = self._exported_lora
         if lora is None:
+            super().save(path, rank)
             return
         factors = (
             (name, whole(tensor).float())
@@ -507,6 +507,7 @@ class TrainedLm(TrainedModel):
             if is_factor(name)
         )
         try:
+            super().save(path, rank)
             if rank == 0:
                 from rlplace.models.adapters import write_adapter
 

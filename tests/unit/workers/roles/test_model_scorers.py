@@ -125,6 +125,39 @@ def test_a_reward_model_says_what_transformers_says(
     assert_same(scored_by(scenario), scores(scorer, made_up_samples()))
 
 
+def in_one(samples: tuple[Sample, ...]) -> Sample:
+    """One sample whose conversations are those of all `samples`."""
+    names = ("tokens", "mask", "logprobs", "versions")
+    joined = {n: np.concatenate([getattr(s, n) for s in samples]) for n in names}
+    parts = tuple(len(sample.tokens) for sample in samples)
+    return dataclasses.replace(samples[0], parts=parts, **joined)
+
+
+def test_each_conversation_of_an_episode_is_scored_alone(
+    policy: Path, scorer: Path
+) -> None:
+    groups = made_up_samples()
+    led = [(in_one(group[:2]), group[2], in_one(group[2:])) for group in groups]
+    led = [
+        tuple(dataclasses.replace(s, sample=n) for n, s in enumerate(group))
+        for group in led
+    ]
+    alone = logprobs(policy, groups)
+    expected: Said = {}
+    for group in range(len(groups)):
+        expected[group, 0] = alone[group, 0] + alone[group, 1]
+        expected[group, 1] = alone[group, 2]
+        expected[group, 2] = alone[group, 2] + alone[group, 3]
+    assert_same(scored_by(ScorerScenario(model=policy), led), expected)
+    # A reward model reads the last conversation
+    rewarding = ScorerScenario(
+        model=policy, component="reward", block={"model": {"path": str(scorer)}}
+    )
+    whole = scores(scorer, groups)
+    last = {(group, n): whole[group, n + 1] for group, n in expected}
+    assert_same(scored_by(rewarding, led), last)
+
+
 def test_a_reference_is_shown_what_the_policy_was_shown() -> None:
     (sample, *_) = flat(made_up_samples())
     seen = dataclasses.replace(sample, images=(b"a file",))

@@ -6,6 +6,7 @@ import dataclasses
 
 import numpy as np
 import pytest
+import torch
 
 from rlplace.algo.packing import SampleSizes
 from rlplace.comm.channel import ChannelSpec
@@ -14,6 +15,9 @@ from rlplace.errors import ChannelMisuse, ChannelTimeout, DivergedError, RewardE
 from rlplace.models.packed import Packed
 from rlplace.tokens import Sample, Scores
 from rlplace.workers.training.samples import (
+    Batch,
+    Lengths,
+    SampleShard,
     sizes_of,
     take_groups,
     take_returns,
@@ -60,6 +64,27 @@ def sample(group: int, tokens: list[int], scored_from: int) -> Sample:
     return dataclasses.replace(
         one, group=group, tokens=np.array(tokens, np.int32), mask=mask, **other
     )
+
+
+def test_a_pass_reads_each_conversation_of_an_episode_alone() -> None:
+    both = sample(0, [5, 6, 7, 8, 5, 6, 9], 2)
+    both = dataclasses.replace(
+        both, mask=np.isin(both.tokens, [7, 8, 9]), parts=(4, 3), sample=0
+    )
+    other = dataclasses.replace(sample(0, [5, 6, 3], 2), sample=1)
+    lengths = Lengths.of([[both, other]], shared_prefix_cost=0.0)
+    shard = SampleShard(
+        lengths=lengths, samples={0: both, 1: other}, targets={}, kl_coef=0.0
+    )
+    packed = Batch(shard, torch.device("cpu")).packed((0, 1))
+    assert packed.tokens.tolist() == [5, 6, 7, 8, 5, 6, 9, 3]
+    assert packed.positions.tolist() == [0, 1, 2, 3, 0, 1, 2, 2]
+    assert packed.after == (None, 0, None, 0)
+    assert packed.targets.tolist() == [7, 8, 9, 3]
+    # Nothing of a second conversation is shared, though all its tokens are equal
+    unanswered = dataclasses.replace(both, mask=np.isin(both.tokens, [9]), parts=(2, 5))
+    sizes = Lengths.of([[unanswered] * 2], shared_prefix_cost=0.0).sizes
+    assert sizes.prompts == (2, 2)
 
 
 def test_what_samples_have_in_common_is_compared_and_ends_before_what_is_scored_in_any() -> (

@@ -8,7 +8,7 @@
                   [TOOL_CALLS]add[ARGS]{"a": 1}[TOOL_CALLS]...                                 Mistral, since 2025
     qwen3_xml     <tool_call><function=add><parameter=a>1</parameter></function></tool_call>   Qwen3-Coder
 
-An answer with a call that cannot be read has no calls, and is a text, as for the parsers of vLLM: what a policy is
+An answer with a call that cannot be read has no calls, and is a text, as for most parsers of vLLM: what a policy is
 trained with is what it meets when it is served.
 """
 

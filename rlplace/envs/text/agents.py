@@ -50,6 +50,7 @@ from rlplace.envs.text.contract import (
     ToolCall,
     prompt_identity,
 )
+from rlplace.envs.text.responses_api import response_of, response_request
 from rlplace.envs.text.rows import Epochs, each, mixed
 from rlplace.envs.text.stored_rows import Row
 from rlplace.envs.text.tool_calls import FORMATS, Parser, format_of, read_calls
@@ -59,9 +60,11 @@ from rlplace.units import clipped
 
 # Reachable from this machine only; requests without an episode's key are rejected as well
 _HOST = "127.0.0.1"
+# Path -> the function that reads its requests, and the one that writes its answers
 _REQUESTS = {
-    "/v1/chat/completions": chat_request,
-    "/v1/completions": completion_request,
+    "/v1/chat/completions": (chat_request, answer_of),
+    "/v1/completions": (completion_request, answer_of),
+    "/v1/responses": (response_request, response_of),
 }
 # Limits for agents: each has one or several connections, and may compute for a while between two requests
 _LIMITS = Limits(connections=4096, silent_s=120.0)
@@ -478,9 +481,9 @@ class _Server(JsonServer):
 
     def post(self, path: str, owner: _Line, body: bytes) -> object:
         """Wait for the policy's answers to a request of an agent, and return them. Raises Refused."""
-        read = _REQUESTS.get(path)
-        if read is None:
+        if path not in _REQUESTS:
             raise Refused(HTTPStatus.NOT_FOUND, f"there is {', '.join(_REQUESTS)}")
+        read, written = _REQUESTS[path]
         try:
             asked = read(body)
         except ValueError as error:
@@ -497,7 +500,7 @@ class _Server(JsonServer):
             raise Refused(HTTPStatus.GONE, owner.why)
         if asked.is_stream:
             return Events(events_of(asked, choices))
-        return answer_of(asked, choices)
+        return written(asked, choices)
 
     def refusal(self, status: int, why: str) -> object:
         """Return the content of an error, in the form of the OpenAI API."""

@@ -88,7 +88,7 @@ class Choice:
 
 def chat_request(body: bytes) -> Asked:
     """Return the request in a body for /v1/chat/completions. Raises ValueError if it is wrong or not offered."""
-    asked = _object(body)
+    asked = object_in(body)
     messages = asked.get("messages")
     if not isinstance(messages, list) or not messages:
         raise ValueError("a request is an object with a list of messages")
@@ -96,20 +96,12 @@ def chat_request(body: bytes) -> Asked:
         raise ValueError(
             "not offered here: top_logprobs; only the sampled tokens have one"
         )
-    choice = asked.get("tool_choice")
-    if choice not in (None, "auto", "none"):
-        raise ValueError(
-            f"not offered here: tool_choice {json.dumps(choice)}; a policy that is trained decides what it calls"
-        )
-    tools: Sequence[Mapping[str, Any]] = ()
-    if choice != "none":
-        tools = _tools(asked.get("tools"))
     form = asked.get("response_format")
     if form is not None and (not isinstance(form, dict) or form.get("type") != "text"):
         raise ValueError("not offered here: response_format")
     return Asked(
-        prompt=_with_names([_message(message) for message in messages]),
-        tools=tools,
+        prompt=with_names([message_of(message) for message in messages]),
+        tools=chosen_tools(asked.get("tool_choice"), asked.get("tools")),
         one_call=asked.get("parallel_tool_calls") is False,
         logprobs=asked.get("logprobs") is True,
         **_options_of(asked),
@@ -118,7 +110,7 @@ def chat_request(body: bytes) -> Asked:
 
 def completion_request(body: bytes) -> Asked:
     """Return the request in a body for /v1/completions. Raises ValueError if it is wrong or not offered."""
-    asked = _object(body)
+    asked = object_in(body)
     prompt = asked.get("prompt")
     if isinstance(prompt, list) and len(prompt) == 1:
         prompt = prompt[0]
@@ -141,7 +133,8 @@ def completion_request(body: bytes) -> Asked:
     )
 
 
-def _object(body: bytes) -> dict[str, Any]:
+def object_in(body: bytes) -> dict[str, Any]:
+    """Return the object in the body of a request. Raises ValueError if there is none, or for options not offered."""
     try:
         asked = parsed(body)
     except ValueError as error:
@@ -171,8 +164,18 @@ def _options_of(asked: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _tools(given: object) -> Sequence[Mapping[str, Any]]:
-    """Return the definitions of tools of a request. Raises ValueError for tools that are no functions."""
+def chosen_tools(choice: object, given: object) -> Sequence[Mapping[str, Any]]:
+    """Return the definitions of the tools that a request shows to the policy.
+
+    `choice`: its `tool_choice`. `given`: its `tools`. Raises ValueError for tools that are no functions, and if a call
+    is required.
+    """
+    if choice not in (None, "auto", "none"):
+        raise ValueError(
+            f"not offered here: tool_choice {json.dumps(choice)}; a policy that is trained decides what it calls"
+        )
+    if choice == "none":
+        return ()
     if not given:
         return ()
     if not isinstance(given, list):
@@ -187,7 +190,7 @@ def _tools(given: object) -> Sequence[Mapping[str, Any]]:
     return given
 
 
-def _message(message: Any) -> Message:
+def message_of(message: Any) -> Message:
     """Return one message of a chat request. Raises ValueError if it is not a text with a known role."""
     if not isinstance(message, dict) or message.get("role") not in _ROLES:
         raise ValueError(
@@ -221,7 +224,7 @@ def _message(message: Any) -> Message:
     )
 
 
-def _with_names(messages: Sequence[Message]) -> list[Message]:
+def with_names(messages: Sequence[Message]) -> list[Message]:
     """Return messages in which results of tools have the names of their tools, which some templates show."""
     called: dict[str, str] = {}
     found: list[Message] = []

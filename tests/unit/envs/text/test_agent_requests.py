@@ -458,6 +458,54 @@ def test_a_text_is_completed_as_it_is(tmp_path: Path) -> None:
     assert sample.reward == 1.0
 
 
+# ── the Responses API ────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def responding(url: str, key: str, row: Mapping[str, Any]) -> float:
+    """Calls tools by /v1/responses, and goes on by /v1/chat/completions."""
+    function = ADD["function"]
+    asked: dict[str, Any] = {
+        "tools": [{"type": "function", **function, "strict": True}]
+    }
+    items: list[Any] = [
+        {"role": "user", "content": [{"type": "input_text", "text": "1 + 2?"}]}
+    ]
+    answer = post(url, key, "responses", input=items, instructions="Add.", **asked)
+    items += answer["output"]
+    for call in answer["output"][1:]:
+        values = json.loads(call["arguments"])
+        told = {"type": "function_call_output", "call_id": call["call_id"]}
+        items.append({**told, "output": f"{values['a'] + values['b']}"})
+    answer = post(url, key, "responses", input=items, instructions="Add.", **asked)
+    for wrong in (
+        {"input": []},
+        {"input": "x", "stream": True},
+        {"input": "x", "previous_response_id": "resp_1"},
+        {"input": [{"type": "computer_call"}]},
+        {"input": "x", "text": {"format": {"type": "json_schema"}}},
+        {"input": "x", "tools": [{"type": "web_search"}]},
+    ):
+        with pytest.raises(urllib.error.HTTPError) as refused:
+            post(url, key, "responses", **wrong)
+        assert refused.value.code == 400
+    return float(answer["output"][0]["content"][0]["text"] == "3 and")
+
+
+def test_responses_are_the_same_conversations(tmp_path: Path) -> None:
+    sample, made = stage(tmp_path, responding, scripted(TWO_CALLS, "3 and"))
+    first, last = Met.answers
+    kinds = [item["type"] for item in first["output"]]
+    assert kinds == ["message", "function_call", "function_call"]
+    assert first["output"][0]["content"][0]["text"] == "Well."
+    assert (first["status"], last["status"]) == ("completed", "incomplete")
+    assert last["incomplete_details"] == {"reason": "max_output_tokens"}
+    assert last["usage"]["output_tokens"] == len(sampled(made)[1])
+    assert (sample.reward, sample.turns, sample.parts) == (1.0, 2, ())
+    text = Tokenizer.load(tmp_path).decode(sample.tokens, special=True)
+    behind = "<turn>tool add: 3<eos>\n<turn>tool add: 7<eos>\n<turn>assistant: 3 and"
+    assert text.endswith(f"{TWO_CALLS}\n{behind}")
+
+
 # ── forms of other families ──────────────────────────────────────────────────────────────────────────────────────────
 
 

@@ -51,6 +51,8 @@ def with_client(url: str, key: str, row: Mapping[str, Any]) -> float:
     assert [call.function.name for call in final.message.tool_calls] == ["add", "add"]
     text = client.completions.create(model="policy", prompt="what", n=2)
     Met.answers.append([one.text for one in text.choices])
+    response = client.responses.create(model="policy", input="1 + 2?")
+    Met.answers.append(response.output_text)
     with pytest.raises(openai.BadRequestError, match="tool_choice"):
         client.chat.completions.create(**asked, tool_choice="required")
     with pytest.raises(openai.AuthenticationError):
@@ -64,14 +66,22 @@ def with_client(url: str, key: str, row: Mapping[str, Any]) -> float:
 
 
 def test_the_client_of_openai_is_answered(tmp_path: Path) -> None:
-    texts = [TWO_CALLS, "3 and 7<eos>", TWO_CALLS, " is<eos>", " it<eos>", "x<eos>"]
-    job = {"env": {"max_turns": 6}, "algorithm": {"sequence_length": 4000}}
+    texts = [
+        TWO_CALLS,
+        "3 and 7<eos>",
+        TWO_CALLS,
+        " is<eos>",
+        " it<eos>",
+        "3<eos>",
+        "x<eos>",
+    ]
+    job = {"env": {"max_turns": 7}, "algorithm": {"sequence_length": 4000}}
     sample, made = stage(tmp_path, with_client, scripted(*texts), **job)
-    text, completed, (status, why) = Met.answers
-    assert (text, completed) == ("3 and 7", [" is", " it"])
+    text, completed, response, (status, why) = Met.answers
+    assert (text, completed, response) == ("3 and 7", [" is", " it"], "3")
     assert (status, "env.max_turns" in why) == (410, True)
-    assert (sample.reward, sample.turns) == (1.0, 6)
+    assert (sample.reward, sample.turns) == (1.0, 7)
     # Each answer is learned once, in one of the conversations
     learned = sorted(sample.tokens[sample.mask].tolist())
     assert learned == sorted(token for answer in sampled(made) for token in answer)
-    assert len(sample.parts) == 5
+    assert len(sample.parts) == 6

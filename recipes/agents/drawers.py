@@ -3,7 +3,7 @@
     scripts/get_model tiny                                              once: a model with random weights
     python -m rlplace.train --config-dir recipes/agents --config-name drawers
 
-`env/reward` rises from about 0.05 to above 0.9 within two minutes on two cores. A model with random weights writes no
+`env/reward` rises from about 0.05 to above 0.9 within minutes on two cores. A model with random weights writes no
 JSON, so the form of calls is one of its own here: each digit in an answer opens a drawer. With a model that calls tools
 already, leave `tool_format` out: its chat template tells the form.
 """

@@ -14,8 +14,8 @@ trained with is what it meets when it is served.
 
 from __future__ import annotations
 
-import contextlib
 import json
+import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -109,19 +109,17 @@ def mistral(text: str, tools: Tools = ()) -> Parsed:
 def qwen3_xml(text: str, tools: Tools = ()) -> Parsed:
     """Read calls in the form of XML.
 
-    The definition of the tool says which arguments are texts; any other is a value in JSON, and a text if it is none.
+    An argument is a text, unless the definition of the tool gives it another type, of which the text is a value in
+    JSON.
     """
     found: list[ToolCall] = []
     for name, inside in _XML_FUNCTION.findall(text):
-        texts = _texts_of(name, tools)
+        schemas = _schemas_of(name, tools)
         arguments: dict[str, object] = {}
         for argument, written in _XML_PARAMETER.findall(inside):
             # A line break stands around the value
             value = written.removeprefix("\n").removesuffix("\n")
-            arguments[argument] = value
-            if argument not in texts:
-                with contextlib.suppress(ValueError):
-                    arguments[argument] = parsed(value)
+            arguments[argument] = _typed(value, _types_in(schemas.get(argument)))
         found.append(_call({"name": name, "arguments": arguments}))
     content = text
     if found:
@@ -130,18 +128,50 @@ def qwen3_xml(text: str, tools: Tools = ()) -> Parsed:
     return Parsed(content, found)
 
 
-def _texts_of(name: str, tools: Tools) -> set[str]:
-    """Return the arguments of the tool `name` that are texts, by its definition."""
+def _schemas_of(name: str, tools: Tools) -> Mapping[str, object]:
+    """Return argument of the tool `name` -> its schema; empty if the tool is not known."""
     for tool in tools:
         function = tool["function"]
         if function["name"] == name:
-            properties = (function.get("parameters") or {}).get("properties") or {}
-            return {
-                argument
-                for argument, schema in properties.items()
-                if isinstance(schema, dict) and schema.get("type") == "string"
-            }
-    return set()
+            properties = (function.get("parameters") or {}).get("properties")
+            return properties if isinstance(properties, dict) else {}
+    return {}
+
+
+def _types_in(schema: object) -> set[str]:
+    """Return the types that a schema allows, as JSON Schema names them."""
+    if not isinstance(schema, dict):
+        return set()
+    given = schema.get("type")
+    types = {given} if isinstance(given, str) else set(given or ())
+    for several in ("anyOf", "oneOf", "allOf"):
+        for one in schema.get(several) or ():
+            types |= _types_in(one)
+    return types
+
+
+def _typed(value: str, types: set[str]) -> object:
+    """Return the value in JSON that is written in `value`, if it is one of `types`; otherwise the text."""
+    written = value.strip()
+    if written.lower() in ("true", "false", "null"):
+        written = written.lower()
+    try:
+        found: object = parsed(written)
+    except ValueError:
+        return value
+    number = isinstance(found, float) and math.isfinite(found)
+    whole = isinstance(found, int) and not isinstance(found, bool)
+    kinds = {
+        "null": found is None,
+        "boolean": isinstance(found, bool),
+        "integer": whole,
+        "number": number or whole,
+        "object": isinstance(found, dict),
+        "array": isinstance(found, list),
+    }
+    if any(kinds.get(kind, False) for kind in types):
+        return found
+    return value
 
 
 Parser = Callable[[str, Tools], Parsed]

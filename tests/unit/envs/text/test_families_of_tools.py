@@ -13,7 +13,13 @@ from rlplace.envs.text.contract import Message, MessagesWithTools, ToolCall
 from rlplace.envs.text.tool_calls import FORMATS, format_of, read_calls
 from rlplace.models.tokenizer import Chat, Tokenizer
 from tests.tiny_tokenizer import tiny_tokenizer
-from tests.unit.envs.text.test_tool_calls import ADD, CASES, SAY, UNREADABLE
+from tests.unit.envs.text.test_tool_calls import (
+    ADD,
+    CASES,
+    SAY,
+    TYPED,
+    UNREADABLE,
+)
 
 pytestmark = pytest.mark.slow
 SPECIAL = ("<|python_tag|>", "[TOOL_CALLS]", "[ARGS]", "<tool_call>", "</tool_call>")
@@ -85,6 +91,18 @@ def test_calls_are_those_that_vllm_reads(tmp_path: Path) -> None:
             differ.append((name, text))
         compared += 1
     assert compared > 15
+    # Types of arguments in XML
+    of_vllm = ToolParserManager.get_tool_parser(VLLM_NAMES["qwen3_xml"])
+    for schema, written, value in TYPED:
+        tool = json.loads(json.dumps(SAY))
+        tool["function"]["parameters"]["properties"] = {"a": schema} if schema else {}
+        asked = request.model_copy(
+            update={"tools": [type(request.tools[0]).model_validate(tool)]}
+        )
+        text = f"<tool_call>\n<function=say>\n<parameter=a>\n{written}\n</parameter>\n</function>\n</tool_call>"
+        parser = of_vllm(tokenizers["new"], asked.tools)
+        (call,) = parser.extract_tool_calls(text, asked).tool_calls
+        assert json.loads(call.function.arguments) == {"a": value}, schema
     assert differ == OTHERWISE
 
 

@@ -13,7 +13,9 @@ ADD = {
     "type": "function",
     "function": {
         "name": "add",
-        "parameters": {"properties": {"a": {"type": "integer"}, "b": {}}},
+        "parameters": {
+            "properties": {"a": {"type": "integer"}, "b": {"type": "object"}}
+        },
     },
 }
 SAY = {
@@ -85,11 +87,29 @@ def test_an_answer_with_a_call_that_cannot_be_read_is_a_text(
     assert read_calls(FORMATS[name], text, [ADD]) == (text, ())
 
 
-def test_an_argument_that_no_definition_calls_a_text_is_a_value_if_it_can_be() -> None:
-    (call,) = read_calls(
-        FORMATS["qwen3_xml"], XML[XML.rindex("<tool_call>") :], ()
-    ).calls
-    assert call.arguments == '{"a": 7}'
+TYPED: list[tuple[Any, str, Any]] = [
+    (None, "7", "7"),
+    ({}, "7", "7"),
+    ({"type": "string"}, "7", "7"),
+    ({"type": "integer"}, "7", 7),
+    ({"type": "integer"}, "seven", "seven"),
+    ({"type": "number"}, "7.5", 7.5),
+    ({"type": "boolean"}, "True", True),
+    ({"type": ["string", "null"]}, "null", None),
+    ({"anyOf": [{"type": "array"}, {"type": "null"}]}, "[1, 2]", [1, 2]),
+    ({"type": "object"}, '{"c": 1', '{"c": 1'),
+]
+
+
+@pytest.mark.parametrize(("schema", "written", "value"), TYPED)
+def test_an_argument_in_xml_has_the_type_of_its_definition(
+    schema: Any, written: str, value: Any
+) -> None:
+    properties = {} if schema is None else {"a": schema}
+    tool = {"function": {"name": "f", "parameters": {"properties": properties}}}
+    text = f"<function=f>\n<parameter=a>\n{written}\n</parameter>\n</function>"
+    (call,) = read_calls(FORMATS["qwen3_xml"], text, [tool]).calls
+    assert json.loads(call.arguments) == {"a": value}
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,6 @@
 """Bytes and seconds of a weight sync of LoRA factors, by `actor.sync.mode`.
 
-    python benchmarks/adapter_sync.py MODEL [--engine vllm] [--rank 16] [--syncs 4]
+    python benchmarks/adapter_sync.py MODEL [--engine vllm] [--rank 16] [--syncs 4] [--modes all adapter]
 
 `MODEL`: folder of a language model. Each mode is one run in one process: an actor, and an engine that keeps its
 accelerator. The first sync sends all weights and does not count; the other numbers are medians. `push s`: until the
@@ -78,9 +78,10 @@ def main() -> None:
     parser.add_argument("--engine", default="vllm")
     parser.add_argument("--rank", type=int, default=16)
     parser.add_argument("--syncs", type=int, default=4)
+    parser.add_argument("--modes", nargs="*", choices=MODES, default=MODES)
     options = parser.parse_args()
     print(f"{'mode':12}" + "".join(f"{name:>20}" for name in COLUMNS))
-    for mode in MODES:
+    for mode in options.modes:
         found = measured(mode, options)
         print(f"{mode:12}" + "".join(f"{value:20.3g}" for value in found), flush=True)
 

@@ -13,6 +13,8 @@ from tests.e2e.training import Finished, placed, train
 
 PROBED = ("actor.sync.verify=logprobs", "actor.sync.verify_every=1")
 FACTORS = ("actor.lora_rank=4", "actor.sync.mode=lora")
+BESIDE = ("actor.lora_rank=4", "actor.sync.mode=adapter")
+MODES = pytest.mark.parametrize("mode", [FACTORS, BESIDE], ids=["lora", "adapter"])
 
 
 def check_synced(run: Finished, *, agree: float = 1e-3) -> None:
@@ -23,12 +25,13 @@ def check_synced(run: Finished, *, agree: float = 1e-3) -> None:
 
 
 @pytest.mark.slow
+@MODES
 def test_factors_alone_teach_an_engine_that_drops_its_weights_in_between(
-    model: Path, tmp_path: Path
+    model: Path, tmp_path: Path, mode: tuple[str, ...]
 ) -> None:
     asked = (
         *PROBED,
-        *FACTORS,
+        *mode,
         "actor.optimizer.lr=2.0e-2",
         "runner.total_iterations=20",
         "rollout.seed=1",
@@ -99,12 +102,13 @@ def test_vllm_has_the_actors_weights_in_every_placement_and_samples_alike(
 @pytest.mark.ray
 @pytest.mark.vllm
 @pytest.mark.slow
-def test_vllm_adds_factors_to_the_weights_of_the_first_sync(
-    model: Path, tmp_path: Path
+@MODES
+def test_vllm_applies_factors_to_the_weights_of_the_first_sync(
+    model: Path, tmp_path: Path, mode: tuple[str, ...]
 ) -> None:
     asked = (
         *PROBED,
-        *FACTORS,
+        *mode,
         "runner.total_iterations=4",
         *placed(*PLACEMENTS["hybrid_grpo_llm"]),
     )

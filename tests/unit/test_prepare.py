@@ -323,6 +323,16 @@ ROLLOUT = "cluster.component_placement.rollout"
         ),
         ({"actor": {"sync": {"mode": "lora"}}}, "no-factors", "actor.sync.mode"),
         ({"actor": {"sync": {"mode": "lora"}, "lora_rank": 2}}, None, None),
+        ({"actor": {"sync": {"mode": "adapter"}}}, "no-factors", "actor.sync.mode"),
+        ({"actor": {"sync": {"mode": "adapter"}, "lora_rank": 2}}, None, None),
+        (
+            {
+                "actor": {"sync": {"mode": "adapter"}, "lora_rank": 600},
+                "rollout": {"engine": "vllm"},
+            },
+            "plan-only",
+            "actor.sync.mode",
+        ),
         ({"env": {"task": "arithmetics"}}, "unknown-task", "env.task"),
         (
             {"env": {"rewards": [{"name": "math_anwser"}]}},

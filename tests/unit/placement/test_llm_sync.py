@@ -15,6 +15,8 @@ from rlplace.placement.flow import BUCKET_BYTES, Delivery, DeviceDelivery
 from rlplace.placement.memory.demands import HostPart, Part
 from rlplace.placement.memory.ledger import MemoryLedger
 from rlplace.placement.plan import Plan
+from rlplace.placement.schedule import Residency
+from rlplace.placement.transfers import count_traffic
 from tests.unit.placement.reports import LLAMA_8B
 
 HYBRID = {
@@ -186,6 +188,24 @@ def test_factors_have_a_buffer_of_their_own_and_need_no_merging() -> None:
         < shared["trainable"]
         < 2 * shared["all"]
     )
+
+
+def test_an_engine_with_factors_beside_its_weights_gets_and_holds_them_alone() -> None:
+    sync = {"mode": "adapter"}
+    plan, ledger = planned(config(lora_rank=8, sync=sync), "emulated")
+    _, merged = planned(config(lora_rank=8, sync={"mode": "lora"}), "emulated")
+    of_engine = ledger.footprints["rollout"][0].held[Residency.WEIGHTS]
+    factors = of_engine[Part.ADAPTER]
+    weights = of_engine[Part.PARAMETERS]
+    assert 0 < 20 * factors < weights
+    assert ledger.part_bytes("rollout", Part.ADAPTER) == factors
+    assert merged.part_bytes("rollout", Part.ADAPTER) == 0
+    (sent,) = count_traffic(plan, ledger).weights_bytes.values()
+    (all_sent,) = count_traffic(plan, merged).weights_bytes.values()
+    assert sent * weights == all_sent * factors
+    # vLLM has buffers of rank 16 for factors of rank 9
+    _, wider = planned(config(lora_rank=9, sync=sync), "emulated")
+    assert wider.part_bytes("rollout", Part.ADAPTER) == 2 * factors
 
 
 def test_a_probe_gathers_weights_during_the_sync() -> None:

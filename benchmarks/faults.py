@@ -19,6 +19,7 @@ import statistics
 import sys
 import threading
 import time
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
@@ -57,8 +58,8 @@ def main() -> None:
     options, overrides = parser.parse_known_args()
     launched = rlplace.runtime.launched.launch
 
-    def launch(cluster: Cluster, job: Any) -> Any:
-        groups = launched(cluster, job)
+    def launch(cluster: Cluster, job: Any, staying: Collection[str] = ()) -> Any:
+        groups = launched(cluster, job, staying)
         threading.Thread(
             target=kill, args=(cluster._launcher, options), daemon=True
         ).start()

@@ -93,12 +93,14 @@ class Loop:
         work: Work,
         first: int = 0,
         clock: Clock = CLOCK,
+        held: Mapping[str, Residency] | None = None,
     ) -> None:
         """Prepare the loop; nothing is run yet.
 
         `groups`: component -> its workers. `memory`: the monitor that gets the measured bytes of each move. `work`: the
         calls of worker methods in each stage. `first`: index of the first iteration. `clock`: the clock for all times;
-        a prediction passes a simulated clock.
+        a prediction passes a simulated clock. `held`: component -> its residency, for workers that were set up before;
+        all others are off.
         """
         self.clock = clock
         # Each iteration increases the version by one.
@@ -107,7 +109,7 @@ class Loop:
         self.notes: Mapping[str, Sequence[str]] = {}
         self.memory = memory
         # Component -> its present residency; during a move, the higher of the old and the new one.
-        self._held = dict.fromkeys(groups, Residency.OFF)
+        self._held = dict.fromkeys(groups, Residency.OFF) | dict(held or {})
         # Acquires that were started and not yet awaited.
         self._arriving: Sequence[tuple[Move, Pending]] = ()
         # Releases to start behind the next work.
@@ -417,6 +419,22 @@ class Loop:
         self._meanwhile |= {
             f"time/start_{part}_s": value for part, value in seconds.items()
         }
+
+    def lower(self, most: Mapping[str, Residency]) -> dict[str, Residency]:
+        """Offload components that hold more than they may, between two iterations. Return component -> its residency.
+
+        `most`: component -> the highest residency that it may keep. Raises the same errors as `iteration`.
+        """
+        for attempt in self._attempts(self.version):
+            with attempt, self._in(self._at or self._schedule.stages[0]):
+                self._move(
+                    [
+                        self._change(c, self._held[c], highest)
+                        for c, highest in most.items()
+                        if self._held[c] > highest
+                    ]
+                )
+        return {component: self._held[component] for component in most}
 
     def changed(self, seconds: float) -> None:
         """Add the seconds of a change of the placement before the next iteration to the metrics of that iteration."""

@@ -95,6 +95,16 @@ class Route:
         """Return the shares that target rank `rank` receives, in row order."""
         return tuple(share for share in self.shares if share.target == rank)
 
+    def blocks(self) -> dict[int, tuple[int, int]]:
+        """Return target rank -> first row of its block, and row after its block. Ranks without rows are left out."""
+        found: dict[int, tuple[int, int]] = {}
+        for target, (start, stop) in zip(
+            self.targets, pairwise(self.edges), strict=True
+        ):
+            first, _ = found.get(target, (start, stop))
+            found[target] = (first, stop)
+        return found
+
     def transports(self) -> dict[Transport, int]:
         """Return transport -> number of shares that travel by it, nearest transport first.
 

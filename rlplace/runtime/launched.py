@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -31,10 +31,11 @@ from rlplace.placement.flow import DeviceDelivery
 from rlplace.placement.language.slots import Slot
 from rlplace.placement.memory.ledger import MemoryCase
 from rlplace.placement.plan import Plan
+from rlplace.placement.schedule import Residency
 from rlplace.report.summary import Progress
 from rlplace.runtime.saving import Saving
 from rlplace.workers.launch.cluster import Cluster
-from rlplace.workers.launch.group import WorkerGroup
+from rlplace.workers.launch.group import WorkerGroup, wait_all
 from rlplace.workers.launch.heartbeat import Heartbeat
 from rlplace.workers.worker import Worker
 
@@ -106,14 +107,17 @@ def launched(
     folder: Path,
     texts: Mapping[str, str],
     history: History,
+    staying: Mapping[str, Residency] | None = None,
 ) -> Launched:
     """Launch the workers of a plan, and return them with the loop that continues after `job.progress.iterations`.
 
     No state is loaded. `folder`: the run's folder. `texts`: file name -> text that is written into each checkpoint.
-    `history`: gets a record of each fault. Raises the errors of `Cluster.launch_all`.
+    `history`: gets a record of each fault. `staying`: component -> its residency, for components whose workers have
+    stayed on the cluster; they follow this plan. Raises the errors of `Cluster.launch_all`.
     """
     progress = job.progress
-    groups = launch(cluster, job)
+    held = staying or {}
+    groups = launch(cluster, job, held)
     schedule = job.plan.schedule
     loop = loop_of(schedule)(
         schedule,
@@ -122,6 +126,7 @@ def launched(
         job.config.runner,
         job.work,
         first=progress.iterations,
+        held=held,
     )
     saving = Saving(
         job.job,
@@ -152,15 +157,18 @@ def launched(
     )
 
 
-def loaded(now: Launched, state: Checkpoint) -> Mapping[str, int] | None:
-    """Make the workers load the checkpoint `state`, and tell the user.
+def loaded(
+    now: Launched, state: Checkpoint, staying: Collection[str] = ()
+) -> Mapping[str, int] | None:
+    """Make the workers load the checkpoint `state`, and tell the user. Those of the components `staying` have it.
 
     If a worker with state is lost meanwhile, take the run back to its newest checkpoint, which loads state again.
     Return None if this was not necessary; else return metric file -> its size in bytes at the time of the newest
     checkpoint.
     """
     try:
-        _tell(f"continues after iteration {state.iteration}{now.saving.load(state)}")
+        more = now.saving.load(state, staying)
+        _tell(f"continues after iteration {state.iteration}{more}")
     except StateLost:
         return went_back(now)
     return None
@@ -255,8 +263,13 @@ def recovery_of(
     )
 
 
-def launch(cluster: Cluster, job: JobSpec) -> dict[str, WorkerGroup]:
-    """Launch all worker groups of the plan together, with its channels. Return component -> its group."""
+def launch(
+    cluster: Cluster, job: JobSpec, staying: Collection[str] = ()
+) -> dict[str, WorkerGroup]:
+    """Launch all worker groups of the plan together, with its channels. Return component -> its group.
+
+    `staying`: components whose workers are on the cluster already, and follow this plan.
+    """
     plan = job.plan
     slots = {
         component: tuple(plan.placement.slots(component))
@@ -270,7 +283,14 @@ def launch(cluster: Cluster, job: JobSpec) -> dict[str, WorkerGroup]:
     for component, placed in slots.items():
         builder = job.workers[component].create_group(job.arguments[component], facts)
         builders[component] = (builder, placed, own_channels(job, channels, component))
-    return cluster.launch_all(builders)
+    follows = {name: builders.pop(name) for name in staying}
+    # They open their ends while the other workers start
+    following = cluster.follow(follows)
+    launched = cluster.launch_all(builders) if builders else {}
+    wait_all(following, job.config.runner.stage_timeout_s)
+    stayed = {pending.group.name: pending.group for pending in following}
+    together = stayed | launched
+    return {component: together[component] for component in slots}
 
 
 def make_channels(cluster: Cluster, job: JobSpec) -> dict[str, Channel]:

@@ -83,7 +83,7 @@ from rlplace.runtime.launched import (
     went_back,
     with_state,
 )
-from rlplace.runtime.replace import Change, PlanFrom, Replacing, holding
+from rlplace.runtime.replace import Change, PlanFrom, Replacing, Saved, holding
 from rlplace.signals import Signals, Stopped
 from rlplace.tables import with_whole_word
 from rlplace.workers.launch.cluster import Cluster
@@ -451,17 +451,17 @@ class _Driver:
             except StateLost:
                 self.open_sinks(went_back(self.now))
 
-    def _change(self, due: PlanFrom, state: Checkpoint | None, change: Change) -> None:
-        """Replace the launched plan by the plan `due`, with the saved `state`; keep it if that is not possible."""
+    def _change(self, due: PlanFrom, saved: Saved | None, change: Change) -> None:
+        """Replace the launched plan by the plan `due`, with the `saved` state; keep it if that is not possible."""
         self.changes.append(change)
-        if state is not None:
+        if saved is not None:
             self.display.rest()
             texts = {plan: _texts_of(plan, self.texts) for plan in (self.plan, due)}
             before = self.now
             # Its channels end now, whatever comes after
             self.launched = dataclasses.replace(before, channels={})
             now, sizes = self.replacing.replace(
-                before, self.plan, due, state, texts, change
+                before, self.plan, due, saved, texts, change
             )
             self.launched = now
             if sizes is not None:

@@ -95,20 +95,26 @@ class Saving:
         # Seconds for which the run stood still to save.
         self._seconds = 0.0
 
-    def load(self, checkpoint: Checkpoint) -> str:
-        """Make the workers load a checkpoint.
+    def load(self, checkpoint: Checkpoint, staying: Collection[str] = ()) -> str:
+        """Make the workers load a checkpoint, except those of the components `staying`, which have this state.
 
         Return a text for the user: which state starts anew, and what happens to samples that were generated ahead of
         learning. The text is "" if nothing starts anew and no samples were generated ahead.
         """
-        self._saved = checkpoint.iteration
-        self._newest = checkpoint
+        # The state of those that stay may be in no file: then the run cannot go back to this checkpoint
+        if checkpoint.ranks.keys() >= self._ranks.keys() or not staying:
+            self._saved = checkpoint.iteration
+            self._newest = checkpoint
+        loading = [c for c in self._ranks if c not in staying]
         kept = tuple(
-            c for c in self._ranks if c not in self._optional or c in checkpoint.ranks
+            c for c in loading if c not in self._optional or c in checkpoint.ranks
         )
-        anew = set(self._ranks) - set(kept)
+        anew = set(loading) - set(kept)
         numbers = self._loop.read_state(checkpoint.folder, kept, anew)
-        ahead = self._go_on_ahead(checkpoint, int(numbers.get("env/groups_kept", 0)))
+        ahead = ""
+        if not staying:
+            groups = int(numbers.get("env/groups_kept", 0))
+            ahead = self._go_on_ahead(checkpoint, groups)
         return ahead + self._job.loaded_text(numbers, kept)
 
     def _go_on_ahead(self, checkpoint: Checkpoint, kept: int) -> str:
@@ -182,12 +188,14 @@ class Saving:
             )
             raise NotSaved(older)
 
-    def hand_over(self, folder: Path) -> Checkpoint | None:
+    def hand_over(
+        self, folder: Path, staying: Collection[str] = ()
+    ) -> Checkpoint | None:
         """Save the state for other workers that continue from it, and wait until it is complete.
 
         Return the checkpoint: the one of this moment that the run has made already, or a new one below `folder`. Return
         None, after the reason is printed, if the state cannot be written. `folder`: where only the new workers look for
-        it; no other checkpoint is removed. Raises StateLost.
+        it; no other checkpoint is removed. `staying`: components whose state is left out. Raises StateLost.
         """
         self._finish()
         iterations = self._progress.iterations
@@ -197,7 +205,7 @@ class Saving:
             return newest
         store = Store(folder, keep_last=1, keep_best=0)
         saver = Saver(store, timeout_s=self._longest_s)
-        components = tuple(self._ranks)
+        components = tuple(c for c in self._ranks if c not in staying)
         try:
             part = store.begin(iterations, components)
         except OutputError as error:

@@ -100,6 +100,27 @@ class WorkerArguments:
     def parallel_of(self, component: str) -> Parallel:
         return self.parallel.get(component, Parallel())
 
+    def differs_only_in_plan(self, other: WorkerArguments, component: str) -> bool:
+        """Return whether the arguments of another plan of the job have equal settings for `component`.
+
+        Settings are what a worker uses in its set-up. Places of other components, routes, copies of weights and
+        planned bytes may differ.
+        """
+        return (
+            type(self) is type(other)
+            and _settings(self.config) == _settings(other.config)
+            and self.ranks[component] == other.ranks[component]
+            and self.parallel_of(component) == other.parallel_of(component)
+            and self.read_again == other.read_again
+            and self.copies_checkpoints == other.copies_checkpoints
+        )
+
+
+def _settings(config: Config) -> Config:
+    """Return a config without the places of its components."""
+    cluster = dataclasses.replace(config.cluster, component_placement={}, changes=())
+    return dataclasses.replace(config, cluster=cluster)
+
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class TextArguments(WorkerArguments):
@@ -179,6 +200,16 @@ class SimulatorArguments(WorkerArguments):
     spaces: Spaces
     routes: Routes
     begins_with: Trained | None = None
+
+    def differs_only_in_plan(self, other: WorkerArguments, component: str) -> bool:
+        assert isinstance(other, SimulatorArguments), "both are of one job"
+        if component == "actor":
+            # What an actor rank keeps from one iteration to the next is of its rows
+            rows = self.routes.trajectories
+            if rows.blocks() != other.routes.trajectories.blocks():
+                return False
+        # A class with slots has no super() without arguments
+        return WorkerArguments.differs_only_in_plan(self, other, component)
 
 
 def asked_of(

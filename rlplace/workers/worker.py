@@ -256,6 +256,32 @@ class Worker:
             self._registered.begin_again()
         return {}
 
+    # ── another plan of the job ──────────────────────────────────────────────────────────────────────────────────────
+
+    @classmethod
+    def can_follow(cls, component: str, before: Any, after: Any) -> bool:
+        """Return whether the workers of a group can continue under another plan of the job, in their processes and
+        with their state.
+
+        By default they cannot, and are replaced. `component`: name of the group, whose slots are equal in both plans.
+        `before`, `after`: `config` of the workers under both plans.
+        """
+        return False
+
+    def leave_plan(self) -> None:
+        """Close what depends on the plan: ends of channels and of weight syncs. They are used no more."""
+
+    def follow_plan(
+        self, config: Any, facts: JobFacts | None, channels: Mapping[str, Channel]
+    ) -> None:
+        """Continue under another plan, after `leave_plan`. The state of the worker stays.
+
+        `config`, `facts`: those of the other plan. `channels`: this worker's ends, by name; `context.channels` has them
+        already.
+        """
+        self.config = config
+        self.context.facts = facts
+
     # ── state that a checkpoint keeps ────────────────────────────────────────────────────────────────────────────────
 
     def save_state(self) -> Any:
@@ -672,12 +698,39 @@ class RoleWorker(Worker):
     # The metrics and messages of these workers are handled by the run itself.
     with_tools: ClassVar[bool] = False
 
+    # Whether workers of exactly this class can continue under another plan: `_enter_plan` then opens all that depends
+    # on the plan. A subclass sets it anew, since it may keep more.
+    follows_plans: ClassVar[bool] = False
+
     config: WorkerArguments
 
     def __init__(self, config: WorkerArguments, context: WorkerContext) -> None:
         super().__init__(config, context)
         self._opened = contextlib.ExitStack()
+        # What depends on the plan; closed before the rest
+        self._of_plan = contextlib.ExitStack()
         self.residency = Residency.OFF
+
+    @classmethod
+    def can_follow(cls, component: str, before: Any, after: Any) -> bool:
+        if not vars(cls).get("follows_plans", False):
+            return False
+        arguments: WorkerArguments = before
+        return arguments.differs_only_in_plan(after, component)
+
+    def _enter_plan(self) -> None:
+        """Open what depends on the plan, and let `_of_plan` close it. Called by `setup`, and after a change of the
+        plan.
+        """
+
+    def leave_plan(self) -> None:
+        self._of_plan.close()
+
+    def follow_plan(
+        self, config: Any, facts: JobFacts | None, channels: Mapping[str, Channel]
+    ) -> None:
+        super().follow_plan(config, facts, channels)
+        self._enter_plan()
 
     def move(self, to: Residency) -> MoveReport:
         self.residency = to
@@ -715,6 +768,7 @@ class RoleWorker(Worker):
             )
 
     def close(self) -> None:
+        self._of_plan.close()
         self._opened.close()
 
 

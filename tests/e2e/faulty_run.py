@@ -15,6 +15,7 @@ import signal
 import sys
 import threading
 import time
+from collections.abc import Collection
 from typing import Any
 
 import psutil
@@ -54,10 +55,10 @@ def main(config: str, overrides: list[str], faults: list[list[Any]]) -> int:
     launched, iterate = rlplace.runtime.launched.launch, Loop.iteration
     doing = {kind: kind._do for kind in (Loop, Overlap)}
 
-    def launch(cluster: Cluster, job: Any) -> Any:
+    def launch(cluster: Cluster, job: Any, staying: Collection[str] = ()) -> Any:
         clusters.append(cluster)
         if job.workers["actor"] in (OffPolicyActor, SupervisedActor):
-            return launched(cluster, job)
+            return launched(cluster, job, staying)
         recorded = (
             RecordedPolicyActor
             if job.workers["actor"] is PolicyActor
@@ -66,6 +67,7 @@ def main(config: str, overrides: list[str], faults: list[list[Any]]) -> int:
         return launched(
             cluster,
             dataclasses.replace(job, workers={**job.workers, "actor": recorded}),
+            staying,
         )
 
     def iteration(self: Loop, index: int) -> dict[str, float]:

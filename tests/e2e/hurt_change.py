@@ -2,7 +2,9 @@
 
 `python -m tests.e2e.hurt_change '{"config": ..., "overrides": [...], "moment": "load", "rank": ["actor", 0]}'`. The
 moments are "save", after the ranks were asked to save and before their files are waited for; "setup", before the new
-workers are set up; "load", before the new workers load. With `rank` null, the driver kills itself.
+workers are set up; "load", before the new workers load; "follow", before the workers that stay follow the next plan.
+With `rank` null, the driver kills itself. With the moment "", none is killed, and a line before each iteration has the
+process ids of all ranks.
 """
 
 from __future__ import annotations
@@ -18,6 +20,7 @@ from rlplace.checkpoints.store import Saver
 from rlplace.execution.loop import Loop
 from rlplace.runtime.replace import PlanFrom, Replacing
 from rlplace.workers.launch.cluster import Cluster
+from rlplace.workers.ray_launch.launcher import RayLauncher
 from tests.e2e.faulty_run import process_of
 
 
@@ -58,13 +61,24 @@ def main(
         setattr(kind, name, replaced)
 
     before(Cluster, "start", lambda cluster: clusters.append(cluster))
+
+    def tell_processes(*_: object) -> None:
+        launcher = clusters[0]._launcher
+        assert isinstance(launcher, RayLauncher)
+        found = {slot.owner: it.pid for slot, it in launcher._processes.items()}
+        print(f"processes: {json.dumps(found)}", flush=True)
+
+    if moment == "":
+        before(Loop, "iteration", tell_processes)
     if moment == "save":
         before(Replacing, "save", begin)
         before(Saver, "start", lambda *_: hurt())
-    else:
+    elif moment:
         before(Replacing, "replace", lambda it, *_: changing.append(it))
     if moment == "setup":
         before(Cluster, "_set_up", lambda *_: hurt())
+    if moment == "follow":
+        before(Cluster, "follow", lambda *_: hurt())
     if moment == "load":
         before(Loop, "read_state", lambda *_: hurt())
     from rlplace.cli.train import main as train

@@ -51,8 +51,10 @@ def test_a_run_changes_and_goes_back_with_the_numbers_of_a_resumed_run(
     assert {change["where"] for change in changes} == {"shared memory"}
 
 
-def hurt(output: Path, moment: str, rank: tuple[str, int] | None) -> Finished:
-    words = [*HERE, iterations(6), f"cluster.changes=[{AWAY}, {BACK}]"]
+def hurt(
+    output: Path, moment: str, rank: tuple[str, int] | None, *more: str
+) -> Finished:
+    words = [*HERE, iterations(6), f"cluster.changes=[{AWAY}, {BACK}]", *more]
     asked = {
         "config": "hybrid_ppo",
         "overrides": [f"runner.output_dir={output}", *words],
@@ -116,6 +118,63 @@ def test_a_driver_that_is_killed_in_a_change_leaves_nothing_in_shared_memory(
     while folder.exists() and time.monotonic() < until:
         time.sleep(0.2)
     assert not folder.exists()
+
+
+# Only the simulators move: to as many ranks elsewhere, and to fewer ranks
+ENV_AWAY = "{after: 2, component_placement: {env: 2-3}}"
+ENV_FEWER = "{after: 4, component_placement: {env: 0}}"
+ENV_MOVES = f"cluster.changes=[{ENV_AWAY}, {ENV_FEWER}]"
+
+
+def processes(run: Finished) -> list[dict[str, int]]:
+    """Return the process ids of all ranks before each iteration."""
+    head = "processes: "
+    lines = [line for line in run.out.splitlines() if line.startswith(head)]
+    return [json.loads(line.removeprefix(head)) for line in lines]
+
+
+@pytest.fixture(scope="module")
+def env_moved(tmp_path_factory: pytest.TempPathFactory) -> Finished:
+    folder = tmp_path_factory.mktemp("env_moved")
+    return hurt(folder, "", None, ENV_MOVES)
+
+
+def test_workers_that_do_not_move_stay_with_the_numbers_of_a_resumed_run(
+    env_moved: Finished, tmp_path: Path
+) -> None:
+    assert env_moved.code == 0, env_moved.err
+    first, _, second, _, third, _ = processes(env_moved)
+    for rank in ("actor rank 0", "actor rank 3", "rollout rank 0", "rollout rank 1"):
+        assert first[rank] == second[rank] == third[rank]
+    assert {rank for rank in first if rank.startswith("env")} == {
+        "env rank 0",
+        "env rank 1",
+    }
+    assert not {first["env rank 0"], first["env rank 1"]} & set(second.values())
+    assert "env rank 1" not in third
+    changes = env_moved.summary()["changes"]
+    assert [change["stayed"] for change in changes] == [["actor", "rollout"]] * 2
+    assert [change["kept"] for change in changes] == ["", ""]
+    train("hybrid_ppo", tmp_path, *HERE, iterations(2))
+    away = placed("0-3", "2-3", "2-3")
+    train("hybrid_ppo", tmp_path, *HERE, *away, iterations(4), "resume=auto")
+    fewer = placed("0-3", "0", "2-3")
+    resumed = train("hybrid_ppo", tmp_path, *HERE, *fewer, iterations(6), "resume=auto")
+    assert resumed.code == 0, resumed.err
+    assert numbers(env_moved) == numbers(resumed)
+
+
+@pytest.mark.parametrize("moment", ["follow", "load"])
+@pytest.mark.parametrize("rank", [("actor", 1), ("rollout", 0)])
+def test_a_rank_that_stays_and_dies_in_the_change_loses_no_iteration(
+    env_moved: Finished, tmp_path: Path, moment: str, rank: tuple[str, int]
+) -> None:
+    run = hurt(tmp_path, moment, rank, ENV_MOVES)
+    assert run.code == 0, run.err
+    assert "sent SIGKILL" in run.out
+    metrics = [line["iteration"] for line in run.metrics()]
+    assert metrics == [1, 2, 3, 4, 5, 6]
+    assert run.summary()["changes"][-1]["after"] == 4
 
 
 def test_a_language_model_changes_with_the_curve_of_a_resumed_run(

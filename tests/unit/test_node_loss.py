@@ -132,7 +132,7 @@ class Machines:
 def test_a_loss_while_workers_are_started_again_is_another_loss(
     run: Path, monkeypatch: pytest.MonkeyPatch, was_ready: bool
 ) -> None:
-    def launch(cluster: Machines, spec: JobSpec) -> None:
+    def launch(cluster: Machines, spec: JobSpec, staying: object) -> None:
         raise WorkerError(
             component="actor", rank=1, node=1, method="start", what="died with its node"
         )

@@ -75,6 +75,7 @@ Lost = Mapping[str, Collection[int]]  # ranks by component
 _DRIVER = "the driver"  # in errors and statistics of channels
 _MAIL = "messages to "  # prefix of the names of mailboxes
 _REPORT_S = 5.0  # deadline for a callback that reports a group, after the calls of the group are done
+_LEAVE_S = 60.0  # deadline for workers that stay to close what depends on the plan
 _MEET_S = 30.0  # deadline for the workers of all groups to learn of new groups
 
 
@@ -593,22 +594,47 @@ class Cluster:
 
     # ── other groups on the same machines ────────────────────────────────────────────────────────────────────────────
 
-    def retire(self) -> None:
+    def retire(self, staying: Collection[str] = ()) -> None:
         """End all groups with their processes, and remove all channels, within a limited time.
 
         The machines, Ray and the reservation stay, so other groups can be launched under the same names. Ends of the
-        channels must not be used any more. `start_s` counts anew. Raise ClusterError if another node does not answer.
+        channels must not be used any more. `start_s` counts anew.
+
+        `staying`: names of groups that stay, in processes of their own and with their state; their channels are given
+        by `follow`. Raise ClusterError if another node does not answer, WorkerError if a worker that stays has died.
         """
-        close_all(list(self._groups.values()))
+        stay = {name: self._groups[name] for name in staying}
+        wait_all([group.leave_plan() for group in stay.values()], _LEAVE_S)
+        for group in stay.values():
+            group.channels = {}
+        close_all([g for name, g in self._groups.items() if name not in stay])
         with deferred():
-            self._launcher.retire()
-        self._groups = {}
-        self._specs = {}
+            self._launcher.retire(staying)
+        self._groups = stay
+        self._specs = {name: self._specs[name] for name in stay}
         self._channels = {}
         self._of_weights = set()
         self._mailboxes = {}
         self.start_s = {}
         self._began = time.perf_counter()
+
+    def follow(self, launches: Mapping[str, Launch]) -> list[Pending]:
+        """Let groups that have stayed continue under another plan. Return the pending calls, to wait for.
+
+        `launches`: as those of `launch_all`, with the same slots as before.
+        """
+        pending: list[Pending] = []
+        for name, (builder, _, channels) in launches.items():
+            group = self._groups[name]
+            self._specs[name] = dataclasses.replace(
+                self._specs[name],
+                config=builder.config,
+                channels=channels,
+                facts=builder.facts,
+            )
+            group.channels = dict(channels)
+            pending.append(group.follow_plan(builder.config, builder.facts, channels))
+        return pending
 
     def shared_folder(self, slots: Iterable[Slot]) -> Path | None:
         """Return the job's folder in shared memory if all `slots` are on the node of this process; else None.
@@ -911,8 +937,9 @@ class InlineLauncher:
         for channel in channels:
             channel.reset()
 
-    def retire(self) -> None:
+    def retire(self, staying: Collection[str]) -> None:
         """Break and forget all channels. The threads of the workers end by themselves."""
+        assert not staying, "threads use the channels of one plan alone"
         for channel in self._channels:
             channel.break_("the placement changes")
         self._channels.clear()

@@ -287,6 +287,8 @@ class WorkerHost:
                     value = _ended(value)
             if method == "setup":
                 worker._require_weights()
+            elif method == "leave_plan":
+                self._leave_channels()
             worker._end_call(method, value)
             return Done(value, recorder.record())
         except ChannelTimeout as late:
@@ -321,6 +323,12 @@ class WorkerHost:
         end = self._end_of(handed)
         self._channels[name] = end
         return end
+
+    def _leave_channels(self) -> None:
+        """Forget the worker's channel ends, and release what they use. Only for a process with one worker."""
+        self._channels.clear()
+        if self._place is not None:
+            self._place.ends.close()
 
     def _end_of(self, handed: Channel | ChannelAddress) -> Channel:
         assert self._context is not None, "a worker has a context"

@@ -268,13 +268,15 @@ class RayLauncher:
             specs, [slot for spec in specs for slot in spec.slots if slot in slots]
         )
 
-    def retire(self) -> None:
-        """End all workers with their processes, and remove all channels. Ray, templates and reservations stay.
+    def retire(self, staying: Collection[str]) -> None:
+        """End all workers with their processes, except those of the groups `staying`, and remove all channels.
 
-        Raise ClusterError if another node does not answer, RayDied if Ray has died.
+        Ray, templates and reservations stay. A group that stays shares no process. Raise ClusterError if another node
+        does not answer, RayDied if Ray has died.
         """
         self._await_ray()
-        self._end(list(self._workers), patience_s=_END_S)
+        ending = [w for w in self._workers if w.slot.component not in staying]
+        self._end(ending, patience_s=_END_S)
         # The object stays: channels look up processes in it
         self._shared.clear()
         if self._channels is not None:

@@ -67,8 +67,8 @@ class Actor(TrainedWorker):
 
     _pushes: int = 0
 
-    def _open_sync(self) -> None:
-        """Open the sender by which this rank sends its weights to the rollout ranks."""
+    def _enter_plan(self) -> None:
+        """Open the sender of this rank's weights to the rollout ranks. Its next push sends all weights."""
         from rlplace.workers.weights import open_sender
 
         sync = self.config.config.actor.sync
@@ -81,7 +81,8 @@ class Actor(TrainedWorker):
             verify_every=sync.verify_every if sync.verify == "checksum" else 0,
             delta_share=_DELTA_SHARE if sync.mode == "delta" else 0.0,
         )
-        self._opened.callback(self._sender.close)
+        self._of_plan.callback(self._sender.close)
+        self._pushes = 0
 
     def push_weights(self, version: int, to: str | None = None) -> Metrics:
         """Send this rank's shard of the weights as policy version `version`; return metrics once the shard is written.
@@ -131,6 +132,8 @@ class PolicyActor(Actor):
         "rlplace.workers.weights",
     )
 
+    follows_plans: ClassVar[bool] = True
+
     config: SimulatorArguments
 
     def setup(self) -> None:
@@ -164,7 +167,7 @@ class PolicyActor(Actor):
             count=sum(share.stop - share.start for share in mine),
         )
         self._learner = PolicyLearner(config, rows, policy, trainer, ranks)
-        self._open_sync()
+        self._enter_plan()
         self.move(Residency.OFF)
 
     def learn(self, iteration: int, version: int) -> Metrics:
@@ -236,6 +239,8 @@ class LmActor(Actor):
         "rlplace.workers.weights",
     )
 
+    follows_plans: ClassVar[bool] = True
+
     config: TextArguments
     _model: TrainedLm
     _groups: Groups | None = None
@@ -250,7 +255,6 @@ class LmActor(Actor):
     _accumulate_s: float = 0.0  # Seconds of accumulating in this iteration
 
     def setup(self) -> None:
-        from rlplace.comm.weights.host_sync import WeightSender
         from rlplace.models.vision import policy_of
         from rlplace.workers.training.experience import AdvantageEstimator
         from rlplace.workers.training.lm_learner import ActorLearner
@@ -266,7 +270,13 @@ class LmActor(Actor):
             config, lm, trainer, ranks, self.config.read_again.get("actor")
         )
         self._estimate_advantages = AdvantageEstimator(self.config)
-        self._open_sync()
+        self._enter_plan()
+        self.move(Residency.OFF)
+
+    def _enter_plan(self) -> None:
+        from rlplace.comm.weights.host_sync import WeightSender
+
+        super()._enter_plan()
         # Each reference rank gets a copy through the channel.
         if REFERENCE_WEIGHTS in self.context.channels:
             channel = self.context.channels[REFERENCE_WEIGHTS]
@@ -278,8 +288,7 @@ class LmActor(Actor):
                 deliveries=readers,
                 check=lambda: self.context.check_cancelled("refresh_reference"),
             )
-            self._opened.callback(self._reference.close)
-        self.move(Residency.OFF)
+            self._of_plan.callback(self._reference.close)
 
     @functools.cached_property
     def _tokenizer(self) -> Tokenizer:
@@ -598,6 +607,8 @@ class Critic(TrainedWorker):
     """
 
     imports: ClassVar[tuple[str, ...]] = LmActor.imports
+
+    follows_plans: ClassVar[bool] = True
 
     config: TextArguments
     _model: TrainedLm

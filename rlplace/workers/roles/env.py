@@ -415,6 +415,7 @@ class VectorEnvWorker(EnvWorker):
     )
 
     holds: ClassVar[str] = "simulator"
+    follows_plans: ClassVar[bool] = True
 
     config: SimulatorArguments
     _new = True  # True unless a state was read: the episodes are those of the start of a run
@@ -427,17 +428,7 @@ class VectorEnvWorker(EnvWorker):
     def setup(self) -> None:
         config = self.config.config
         context = self.context
-        shares = self.config.routes.observations.sends(context.rank)
-        # Rollout rank -> the rows of a stage group that it decides on. All groups are split alike.
-        cuts = {
-            s.target: slice(s.start - shares[0].start, s.stop - shares[0].start)
-            for s in shares
-        }
-        direct = self.config.routes.direct
-        timeout_s = config.runner.channel_timeout_s
-        self._oracle: Oracle = (
-            DirectOracle(context, timeout_s) if direct else ChannelOracle(context, cuts)
-        )
+        self._enter_plan()
         self._behind = FilesBehind(context)
         self._opened.callback(self._behind.close)
         self._groups: list[StageGroup] = []
@@ -485,6 +476,20 @@ class VectorEnvWorker(EnvWorker):
             group.begin(config.runner.seed)
             self._groups.append(group)
             self._images.look(group.observations)
+
+    def _enter_plan(self) -> None:
+        context = self.context
+        shares = self.config.routes.observations.sends(context.rank)
+        # Rollout rank -> the rows of a stage group that it decides on. All groups are split alike.
+        cuts = {
+            s.target: slice(s.start - shares[0].start, s.stop - shares[0].start)
+            for s in shares
+        }
+        direct = self.config.routes.direct
+        timeout_s = self.config.config.runner.channel_timeout_s
+        self._oracle: Oracle = (
+            DirectOracle(context, timeout_s) if direct else ChannelOracle(context, cuts)
+        )
 
     def run(self, iteration: int) -> Metrics:
         """Step every environment T times in `iteration`, send the trajectory to the actor ranks, and return metrics.

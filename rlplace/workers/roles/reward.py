@@ -21,6 +21,7 @@ import urllib.parse
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from http import HTTPStatus
+from typing import ClassVar
 
 import numpy as np
 
@@ -64,6 +65,8 @@ class RewardFunctionWorker(Scorer):
     no accelerator. Scoring raises RewardError with the sample's number if the function raises, hangs, dies or returns a
     non-finite number.
     """
+
+    follows_plans: ClassVar[bool] = True
 
     def setup(self) -> None:
         config, block = self.config.config, self.config.config.reward_of(self.component)
@@ -131,6 +134,8 @@ class RewardEndpointWorker(Scorer):
     Owns one thread for each concurrent request, and uses no accelerator. Scoring raises RewardError if the endpoint
     refuses a request or does not answer.
     """
+
+    follows_plans: ClassVar[bool] = True
 
     def setup(self) -> None:
         """Create the client of the endpoint, and check that a server answers at the endpoint's address.

@@ -77,18 +77,21 @@ class RolloutWorker(RoleWorker):
         # Imported here: the driver imports this module too.
         import torch
 
-        from rlplace.workers.engines.weights import KeptWeights
-        from rlplace.workers.weights import open_receiver
-
         torch.set_num_threads(threads())
         self.engine = engine
         self._opened.callback(engine.close)
+        self._enter_plan()
+
+    def _enter_plan(self) -> None:
+        from rlplace.workers.engines.weights import KeptWeights
+        from rlplace.workers.weights import open_receiver
+
         actor = self.config.config.actor
         context = self.context
         self._receiver = open_receiver(
-            context, WEIGHTS, deliveries=self.config.deliveries, engine=engine
+            context, WEIGHTS, deliveries=self.config.deliveries, engine=self.engine
         )
-        self._opened.callback(self._receiver.close)
+        self._of_plan.callback(self._receiver.close)
         scale = None
         if actor.sync.factors_apart and actor.lora_rank:
             scale = actor.lora_alpha / actor.lora_rank
@@ -96,7 +99,7 @@ class RolloutWorker(RoleWorker):
         if actor.sync.mode == "adapter":
             keeps = self._drops_weights()
         self._kept = KeptWeights(context.owner, keeps=keeps, scale=scale)
-        self._opened.callback(self._kept.close)
+        self._of_plan.callback(self._kept.close)
 
     def _drops_weights(self) -> bool:
         """Return whether the engine may lose its weights between two syncs. A simulator's engine keeps none apart."""
@@ -165,6 +168,8 @@ class VectorRolloutWorker(RolloutWorker):
         "rlplace.workers.engines.weights",
         "rlplace.workers.weights",
     )
+
+    follows_plans: ClassVar[bool] = True
 
     config: SimulatorArguments
     engine: TorchEngine
@@ -457,6 +462,8 @@ class TextRolloutWorker(RolloutWorker):
         "rlplace.workers.weights",
     )
 
+    follows_plans: ClassVar[bool] = True
+
     config: TextArguments
     engine: TextEngine
     # Last version that was loaded during generation, before `pull_weights` was called for it
@@ -473,6 +480,10 @@ class TextRolloutWorker(RolloutWorker):
         self._share = math.ceil(answers / self.config.ranks["rollout"])
         self._open(build_engine(self._settings(), self.context))
         self._probe = SyncProbe(self.engine, self.config, self.context.owner)
+
+    def _enter_plan(self) -> None:
+        super()._enter_plan()
+        self._ahead = -1
 
     def _settings(self) -> EngineSettings:
         """Return the settings of the generation engine, from the config and the tokenizer."""

@@ -398,6 +398,8 @@ class TeacherWorker(ModelScorer):
     The log-probabilities are at the sampling temperature.
     """
 
+    follows_plans: ClassVar[bool] = True
+
     def _input(self, sample: Sample) -> ModelInput:
         return ModelInput(
             sample.group,
@@ -422,11 +424,16 @@ class TeacherWorker(ModelScorer):
 class ReferenceWorker(TeacherWorker):
     """Scores each sample like a teacher, and may take over the actor's weights every few iterations."""
 
+    follows_plans: ClassVar[bool] = True
+
     # Receives the actor's weights, if the reference is refreshed.
     _receiver: CopyReceiver | None = None
 
     def setup(self) -> None:
         super().setup()
+        self._enter_plan()
+
+    def _enter_plan(self) -> None:
         if REFERENCE_WEIGHTS in self.context.channels:
             from rlplace.comm.weights.host_sync import CopyReceiver
 
@@ -435,7 +442,7 @@ class ReferenceWorker(TeacherWorker):
             self._receiver = CopyReceiver(
                 channel, self.context.rank, component="reference"
             )
-            self._opened.callback(self._receiver.close)
+            self._of_plan.callback(self._receiver.close)
 
     def write_state(self, folder: str) -> Metrics:
         """Copy the weights, start to write the copy into `folder` in the background, and return metrics.
@@ -490,6 +497,8 @@ class RewardModelWorker(ModelScorer):
 
     The model may have another tokenizer than the policy.
     """
+
+    follows_plans: ClassVar[bool] = True
 
     def setup(self) -> None:
         self._tokens_of = retokenized(self.config, self.folder)

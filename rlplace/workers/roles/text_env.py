@@ -89,6 +89,7 @@ class TextEnvWorker(EnvWorker):
 
     uses_accelerators: ClassVar[bool] = False
     holds: ClassVar[str] = "task"
+    follows_plans: ClassVar[bool] = True
 
     config: TextArguments
 

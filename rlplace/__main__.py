@@ -21,6 +21,7 @@ COMMANDS = {
     "profile": "measures a job under several placements",
     "search": "finds the fastest placement, from measured seconds",
     "runs": "lists runs: state, iterations, return or reward",
+    "replace": "moves components of a run that goes on",
     "report": "writes the report of a run",
     "evaluate": "evaluates a trained policy, and records a video",
     "doctor": "checks this machine, and shows which shipped configs run on it",

@@ -62,6 +62,7 @@ FLOORS = (  # lowest first; a room imports from floors below its own
         "init",
         "plan",
         "profile",
+        "replace",
         "runs",
         "search",
         "train",

@@ -72,6 +72,10 @@ COMMANDS: Mapping[str, Words] = {
         config=True,
     ),
     "runs": Words(options=("--format", "--help"), after=_TEXT_OR_JSON),
+    "replace": Words(
+        options=("--timeout", "--help"),
+        words=tuple(f"cluster.component_placement.{name}=" for name in COMPONENTS),
+    ),
     "report": Words(options=("--diff", "--out", "--open", "--help")),
     "evaluate": Words(
         options=("--format", "--help"),

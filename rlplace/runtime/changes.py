@@ -25,6 +25,7 @@ from rlplace.config.keys import PLACEMENT
 from rlplace.config.yaml_text import show
 from rlplace.errors import (
     ConfigError,
+    DoesNotFit,
     Problem,
     ProblemsError,
     Source,
@@ -103,6 +104,57 @@ def plan_changes(
             raise ConfigError([nothing])
         found.append(PlannedChange(after=change.after, job=job))
     return tuple(found)
+
+
+def plan_request(
+    places: Mapping[str, object],
+    config: Any,
+    plan: Plan,
+    mapping: Mapping[str, Any],
+    after: int,
+    preparing: Preparing,
+) -> PlannedChange:
+    """Return a change that was requested while the run goes on, planned as a job with its placement alone.
+
+    `places`: component -> its place; all others stay where they are. `config`, `plan`: the job as it runs now.
+    `mapping`: the composed config of the run. `after`: number of iterations so far. Raises ConfigError, PlacementError
+    or ClusterError if the change cannot be planned, or does not fit into memory.
+    """
+    change = ChangeConfig(after=after, component_placement=dict(places))
+    named = placed_names(places)
+    before = plan.placement
+    strange = [name for name in named if name not in before.components]
+    if strange:
+        components = ", ".join(before.components)
+        raise ConfigError(
+            [
+                problem(
+                    "unknown-component",
+                    f"{PLACEMENT}.{name}",
+                    f"{name}: {show(places.get(name, ''))}",
+                    error="changed",
+                    name=name,
+                    components=components,
+                )
+                for name in strange
+            ]
+        )
+    if config.faults.on_node_loss == "replan":
+        raise ConfigError([problem("bad-change", PLACEMENT, error="replan")])
+    cluster = dict(mapping["cluster"])
+    cluster[_NAME] = _placement_after(change, plan)
+    cluster.pop("changes", None)
+    job = preparing({**mapping, "cluster": cluster}, {})
+    if job.plan.placement.canonical() == before.canonical():
+        got = show(dict(places))
+        raise ConfigError(
+            [problem("bad-change", PLACEMENT, got, error="moves-nothing")]
+        )
+    if job.not_run:
+        raise ConfigError(job.not_run)
+    if job.refused:
+        raise DoesNotFit(job.all_shortages)
+    return PlannedChange(after=after, job=job)
 
 
 def job_after(job: Prepared, iterations: int) -> Prepared:

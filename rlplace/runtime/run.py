@@ -27,16 +27,22 @@ from rlplace import checkpoints, codes
 from rlplace.checkpoints.checkpoint import CONFIG, PLAN, RUN, Checkpoint
 from rlplace.checkpoints.find import find
 from rlplace.checkpoints.store import lock
+from rlplace.codes import problem
 from rlplace.comm.watchdog import view
+from rlplace.config.keys import PLACEMENT
 from rlplace.config.open_job import OpenConfig
 from rlplace.config.worker_variables import THREADS, exported, not_given, variables_of
+from rlplace.config.yaml_text import show
 from rlplace.contract.registry import saved_mapping
 from rlplace.errors import (
+    ClusterError,
     ConfigError,
     NodeLost,
     OutputError,
+    ProblemsError,
     RayDied,
     RlplaceError,
+    Source,
     WorkerError,
 )
 from rlplace.execution.faults import Fault, History, StateLost, faults_of
@@ -70,7 +76,7 @@ from rlplace.report.trace import render_trace
 from rlplace.report.trackers import Sink, pages, state_of
 from rlplace.report.typed import Typed
 from rlplace.runtime import inputs
-from rlplace.runtime.changes import PlannedChange, moved
+from rlplace.runtime.changes import PlannedChange, moved, plan_request
 from rlplace.runtime.inputs import INPUTS
 from rlplace.runtime.launched import (
     JobSpec,
@@ -83,7 +89,9 @@ from rlplace.runtime.launched import (
     went_back,
     with_state,
 )
+from rlplace.runtime.prepare import Prepared, prepare
 from rlplace.runtime.replace import Change, PlanFrom, Replacing, Saved, holding
+from rlplace.runtime.requests import Requests
 from rlplace.signals import Signals, Stopped
 from rlplace.tables import with_whole_word
 from rlplace.workers.launch.cluster import Cluster
@@ -152,6 +160,7 @@ def run(
                     folder,
                     texts,
                     config,
+                    resolved,
                     signals or Signals(),
                     resumed,
                     history or History(),
@@ -181,13 +190,16 @@ def _plans(
     """Return the plans of a run in the order of iterations. `view`: the first plan as it is shown."""
     plans = [PlanFrom(after=0, job=job, view=view)]
     for change in changes:
-        prepared = change.job
-        # All plans of a run count in the same Progress
-        spec = dataclasses.replace(
-            job_spec(prepared.config, prepared.plan), progress=job.progress
-        )
-        plans.append(PlanFrom(after=change.after, job=spec, view=prepared.view))
+        plans.append(plan_from(change, job.progress))
     return plans
+
+
+def plan_from(change: PlannedChange, progress: Progress) -> PlanFrom:
+    """Return the plan of a change as a plan of a run. `progress`: that of the run, in which all its plans count."""
+    prepared = change.job
+    spec = job_spec(prepared.config, prepared.plan)
+    spec = dataclasses.replace(spec, progress=progress)
+    return PlanFrom(after=change.after, job=spec, view=prepared.view)
 
 
 def _texts_of(plan: PlanFrom, texts: Mapping[str, str]) -> dict[str, str]:
@@ -253,6 +265,7 @@ def _run(
     folder: Path,
     texts: Mapping[str, str],
     config: Mapping[str, Any],
+    resolved: Mapping[str, Any],
     signals: Signals,
     resumed: Checkpoint | None,
     history: History,
@@ -261,7 +274,7 @@ def _run(
     """Run the iterations of a job, and write its summary.
 
     `plans`: the plans of the run. `start`: the one that holds now. `folder`: the run's folder. `texts`: file name ->
-    text that is written into each checkpoint. `config`: the config as it is saved.
+    text that is written into each checkpoint. `config`: the config as it is saved. `resolved`: the composed config.
     """
     began = time.perf_counter()
     job = start.job
@@ -294,6 +307,8 @@ def _run(
             folder=folder,
             texts=texts,
             config=config,
+            mapping=resolved,
+            requests=Requests(folder),
             signals=signals,
             history=history,
             cluster=cluster,
@@ -358,6 +373,8 @@ class _Driver:
     `texts`: file name -> text that is written into each checkpoint. `config`: the config as it is saved. `opened`:
     holds the open sinks. `replacing`: replaces the launched plan. `sinks`: receive the metrics of each iteration.
     `changes`: the changes so far. `passed`: plans that were given up. `remarked`: remarks of the job that were printed.
+    `mapping`: the composed config, from which other plans are made. `requests`: requests of other processes to change
+    the placement. `requested`: the plan of the request that was taken and not answered yet.
     """
 
     plans: Sequence[PlanFrom]
@@ -365,6 +382,8 @@ class _Driver:
     folder: Path
     texts: Mapping[str, str]
     config: Mapping[str, Any]
+    mapping: Mapping[str, Any]
+    requests: Requests
     signals: Signals
     history: History
     cluster: Cluster
@@ -377,6 +396,7 @@ class _Driver:
     passed: list[PlanFrom] = dataclasses.field(default_factory=list)
     remarked: set[str] = dataclasses.field(default_factory=set)
     launched: Launched | None = None
+    requested: PlanFrom | None = None
 
     @property
     def now(self) -> Launched:
@@ -473,15 +493,67 @@ class _Driver:
             _write_plan(self.folder, due.view)
             self.plan = due
         _tell(change)
+        if due is self.requested:
+            self.requested = None
+            self.requests.answer("failed" if change.kept else "changed", str(change))
         self.show()
 
     def _due(self) -> PlanFrom | None:
         """Return the plan that is to replace the present one before the next iteration; None if there is none."""
         holds = holding(self.plans, self.progress.iterations)
         # After a return to an earlier checkpoint, the present plan stays
-        if holds.after <= self.plan.after or holds in self.passed:
+        if holds.after > self.plan.after and holds not in self.passed:
+            return holds
+        # The first iteration shows that the job runs at all
+        if self.progress.iterations == 0 or self.requested is not None:
             return None
-        return holds
+        request = self.requests.take()
+        if request is None:
+            return None
+        try:
+            self.requested = self.planned(request.places)
+        except (ProblemsError, ClusterError) as error:
+            _tell(f"a requested change of the placement is refused:\n{error}")
+            self.requests.answer("refused", str(error))
+        return self.requested
+
+    def planned(self, places: Mapping[str, object]) -> PlanFrom:
+        """Plan a change of the placement after the present iteration, and return it as a plan of the run.
+
+        Nothing has moved yet. `places`: component -> its place; all others stay where they are. Raises ConfigError,
+        PlacementError or ClusterError if it cannot be planned or does not fit into memory, or if accelerators are not
+        free.
+        """
+        now = self.plan
+        iterations = self.progress.iterations
+
+        def preparing(
+            mapping: Mapping[str, Any], sources: Mapping[str, Source]
+        ) -> Prepared:
+            topology = now.job.plan.topology
+            return prepare(
+                mapping, name=now.view.name, sources=sources, topology=topology
+            )
+
+        change = plan_request(
+            places, now.job.config, now.job.plan, self.mapping, iterations, preparing
+        )
+        plan = plan_from(change, self.progress)
+        slots = slots_of(plan.job.plan)
+        if not self.cluster.reserve_more(slots):
+            used = sorted({number for slot in slots for number in slot.accelerators})
+            lacking = problem(
+                "bad-change",
+                PLACEMENT,
+                show(dict(places)),
+                error="not-free",
+                accelerators=", ".join(map(str, used)),
+            )
+            raise ConfigError([lacking])
+        later = [each for each in self.plans if each.after > iterations]
+        before = [each for each in self.plans if each.after <= iterations]
+        self.plans = [*before, plan, *later]
+        return plan
 
     def _train(self) -> PlanFrom | None:
         """Run iterations until the placement has to change; return the next plan. Return None at the end of the run."""

@@ -267,6 +267,14 @@ class Cluster:
             self._launcher.reserve(slots)
         self._reserved = True
 
+    def reserve_more(self, slots: Sequence[Slot]) -> bool:
+        """Reserve the accelerators of `slots` that are not reserved yet. Return whether all of them are reserved now.
+
+        Only accelerators of nodes that the job uses can be added.
+        """
+        with deferred():
+            return self._launcher.reserve_more(slots)
+
     def channel(
         self, spec: ChannelSpec, locations: Sequence[ChannelLocation] = ()
     ) -> Channel:
@@ -920,6 +928,9 @@ class InlineLauncher:
         self, specs: Sequence[GroupSpec], slots: Collection[Slot]
     ) -> dict[str, list[WorkerHandle]]:
         raise AssertionError("a thread cannot be ended, so none is replaced")
+
+    def reserve_more(self, slots: Sequence[Slot]) -> bool:
+        return True
 
     def take(self, node: int, accelerators: Sequence[int]) -> bool:
         raise AssertionError("a thread cannot be ended, so none moves")

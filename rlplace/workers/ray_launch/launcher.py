@@ -51,6 +51,7 @@ from rlplace.workers.launch.reservation import (
     NodeUse,
     WorkerReport,
     rendezvous_host,
+    visible_to,
 )
 from rlplace.workers.ray_launch.actors import (
     CONTROL,
@@ -186,6 +187,23 @@ class RayLauncher:
             needed[node] = dataclasses.replace(
                 use, ids=dict(zip(use.accelerators, ids, strict=True)), gpus=gpus
             )
+
+    def reserve_more(self, slots: Sequence[Slot]) -> bool:
+        """Reserve the accelerators of `slots` that are not reserved yet. Return whether all of them are reserved now.
+
+        A node of which nothing is reserved cannot be added.
+        """
+        lacking: dict[int, set[int]] = {}
+        for slot in slots:
+            if slot.node not in self._reserved:
+                return False
+            own = set(self._reserved[slot.node].accelerators)
+            lacking.setdefault(slot.node, set()).update(set(visible_to(slot)) - own)
+        return all(
+            self.take(node, sorted(numbers))
+            for node, numbers in lacking.items()
+            if numbers
+        )
 
     def take(self, node: int, accelerators: Sequence[int]) -> bool:
         """Reserve more accelerators of a node that the job uses already. Return whether they were free.

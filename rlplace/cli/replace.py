@@ -1,0 +1,134 @@
+"""`python -m rlplace.replace RUN cluster.component_placement.env=0-7 ...`: move components of a run that goes on.
+
+The run plans and proves the change between two iterations, and then makes it. Exit codes: 0 changed, 1 the change has
+failed and the run keeps its placement, or there is no answer, 2 wrong usage, or the run refuses: nothing has moved.
+"""
+
+from __future__ import annotations
+
+import argparse
+import shlex
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from rlplace.checkpoints.store import LOCK, in_use
+from rlplace.codes import config_error, problem
+from rlplace.commands import DONE, FAILED, WRONG, answered, typed
+from rlplace.config import compose
+from rlplace.config.keys import PLACEMENT
+from rlplace.config.options import OptionParser
+from rlplace.errors import OutputError
+from rlplace.report.record import CONFIG
+from rlplace.runtime.requests import REQUEST, answer_of, ask
+
+_WAIT_S = 3600.0  # for the border of an iteration
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Ask a run to change its placement, wait for the answer, print it, and return the exit code.
+
+    `argv`: words of the command line, without the program; None: the command line of this process.
+    """
+    parser = OptionParser(
+        typed("replace"),
+        description="Moves components of a run that goes on, between two iterations.",
+        check=_folder,
+    )
+    parser.add_argument("run", metavar="RUN", help="the folder of a run")
+    parser.add_argument(
+        "places",
+        metavar="OVERRIDE",
+        nargs=argparse.REMAINDER,
+        help=f"{PLACEMENT}.<component>=<place>",
+    )
+    parser.add_argument(
+        "--timeout",
+        type=float,
+        default=_WAIT_S,
+        metavar="SECONDS",
+        help=f"to wait until the run takes the request ({_WAIT_S:g})",
+    )
+
+    def command() -> int:
+        options = parser.parse_args(argv)
+        folder = _folder(options.run)
+        places = _places(folder, options.places)
+        return _ask(folder, places, options.places, options.timeout)
+
+    return answered(command)
+
+
+def _folder(run: str) -> Path:
+    """Return the folder of a run that goes on. Raises ConfigError if it is none."""
+    folder = Path(run)
+    if not ((folder / CONFIG).is_file() and (folder / LOCK).is_file()):
+        raise config_error(
+            "not-a-run", "RUN", run, error="none", config=CONFIG, lock=LOCK
+        )
+    return folder
+
+
+def _places(folder: Path, words: Sequence[str]) -> Mapping[str, Any]:
+    """Return component -> its place, from overrides of the config of a run.
+
+    Raises ConfigError for an override of another key, and for one that cannot be parsed.
+    """
+    names: list[str] = []
+    for word in words:
+        key = word.partition("=")[0]
+        name = key.removeprefix(f"{PLACEMENT}.").partition(".")[0]
+        if "=" not in word or not key.startswith(f"{PLACEMENT}."):
+            raise config_error("bad-change", key, word, error="other-key")
+        names.append(name)
+    if not names:
+        raise config_error("bad-change", PLACEMENT, error="no-place", run=folder)
+    (composed,) = compose.with_hydra(
+        ["--config-dir", str(folder), "--config-name", "config", *words]
+    )
+    placement = composed.mapping["cluster"][PLACEMENT.rpartition(".")[2]]
+    return {name: placement[name] for name in names}
+
+
+def _ask(
+    folder: Path, places: Mapping[str, Any], words: Sequence[str], timeout_s: float
+) -> int:
+    """Ask the run for the change, print its answer, and return the exit code. `words`: the overrides as typed."""
+    typed_words = shlex.join(words)
+    if not in_use(folder):
+        raise config_error(
+            "bad-change",
+            "RUN",
+            str(folder),
+            error="not-running",
+            run=folder,
+            words=typed_words,
+        )
+    try:
+        request = ask(folder, places)
+    except OSError as error:
+        raise OutputError.of(folder, error) from error
+    if request is None:
+        raise config_error(
+            "bad-change", "RUN", str(folder), error="another", file=folder / REQUEST
+        )
+    answer = answer_of(folder, request, timeout_s)
+    if isinstance(answer, str):
+        late = problem(
+            "bad-change",
+            "RUN",
+            str(folder),
+            error=answer,
+            run=folder,
+            words=typed_words,
+            seconds=timeout_s,
+            longer=10 * timeout_s,
+        )
+        print(late.render(), file=sys.stderr)
+        return FAILED
+    if answer.outcome == "changed":
+        print(answer.text)
+        return DONE
+    print(answer.text, file=sys.stderr)
+    return WRONG if answer.outcome == "refused" else FAILED

@@ -11,6 +11,7 @@ from rlplace.config.blocks.engine import RunnerConfig
 from rlplace.placement.machines.topology import Ranges
 from rlplace.placement.show.drawing import PALETTE, style
 from rlplace.placement.show.html import document, table, tiles
+from rlplace.report import changes
 from rlplace.report.charts import CONTROLS, Line, chart, number, scripts, styles
 from rlplace.report.record import RunRecord
 from rlplace.report.summary import (
@@ -134,6 +135,7 @@ def render_report(run: RunRecord) -> str:
         "</div>",
         # The time of the run, from the picture to the parts.
         f'<h2>Timeline</h2>\n<div class="plan">{run.timeline}</div>',
+        *_changes(run),
         *_section("Accelerators by stage", _USE, _uses(run)),
         *_accelerators(run),
         *_section("Seconds by part", _PART, _parts(run)),
@@ -747,6 +749,19 @@ def _faults(summary: Mapping[str, Any]) -> Rows:
     for event in summary.get("faults", {}).get("events", []):
         lost = _seconds(event["recovery_s"] + event["redone_s"])
         yield str(event["iteration"]), event["stage"], event["what"], event["why"], lost
+
+
+def _changes(run: RunRecord) -> list[str]:
+    """Return the section about the changes of the placement; an empty list for a run without any."""
+    found = list(changes.rows(run))
+    if not found:
+        return []
+    return [
+        "<h2>Changes of the placement</h2>",
+        changes.picture(run),
+        f"<p>{changes.NOTE}</p>",
+        table(changes.HEADER, found),
+    ]
 
 
 def _skipped(summary: Mapping[str, Any]) -> Rows:

@@ -50,6 +50,7 @@ _OF_SUMMARY = {
     **dict.fromkeys(_SCORES, (*_NUMBER, NoneType)),
     **dict.fromkeys(_COUNTS, _NUMBER),
     "seconds": (dict,),
+    "changes": (list, NoneType),
     **dict.fromkeys(_CHAPTERS, (dict, NoneType)),
 }
 

@@ -232,6 +232,41 @@ def test_the_page_has_the_numbers_of_the_run_and_needs_nothing_else(
     assert f'; script-src{hashes}">' in text
 
 
+def test_changes_of_the_placement_are_shown_with_what_they_cost_and_gained(
+    tmp_path: Path,
+) -> None:
+    def change(after: int, old: str, new: str, kept: str = "") -> dict[str, Any]:
+        parts = {"save_s": 0.5, "end_s": 0.25, "launch_s": 2.0, "load_s": 0.25}
+        more = {"kept": kept, "stayed": [] if kept else ["actor"], "seconds": 3.0}
+        return {"after": after, "moved": {"env": [old, new]}} | parts | more
+
+    changes = [
+        change(3, "0", "0-1"),
+        change(6, "0-1", "0-3", kept="no room"),
+        change(9, "0-1", "2-3"),
+    ]
+    folder = make_run(tmp_path / "run", iterations=12, changes=changes)
+    seconds = [9.0, 2.0, 2.0, 8.0, 1.5, 1.5, 1.5, 1.5, 1.5, 7.0, 1.5, 1.5]
+    lines = {at: {"time/iteration_s": it} for at, it in enumerate(seconds, 1)}
+    with_metrics(folder, lines)
+    text = render_report(read_run(folder))
+    shown = [row for row in Page(text).rows if "0.5 + 0.2 + 2.0 + 0.2" in row]
+    parts = "0.5 + 0.2 + 2.0 + 0.2"
+    assert shown == [
+        ["3", "env 0 → 0-1 (actor stayed)", "3.0 s", parts, "2 s", "1.5 s"]
+        + ["6 iterations"],
+        ["6", "env 0-1 → 0-3: not made: no room", "3.0 s", parts, "1.5 s", "1.5 s"]
+        + ["-"],
+        ["9", "env 0-1 → 2-3 (actor stayed)", "3.0 s", parts, "1.5 s", "1.5 s"]
+        + ["never: iterations are not shorter"],
+    ]
+    bars = re.findall(r'title="env: ([^"]*)" style="flex:(\d+)', text)
+    assert bars == [("0", "3"), ("0-1", "6"), ("2-3", "3")]
+    assert "Changes of the placement" not in render_report(
+        read_run(make_run(tmp_path / "other"))
+    )
+
+
 def test_channels_of_a_resumed_run_are_told_by_what_was_trained_since(
     tmp_path: Path,
 ) -> None:

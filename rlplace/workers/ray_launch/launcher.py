@@ -115,6 +115,8 @@ class RayLauncher:
         self._more: list[PlacementGroup] = []
         self._workers: list[RayWorker] = []
         self._channels: JobChannels | None = None
+        # Number of workers in a process -> the Ray actor class of such a process
+        self._host_classes: dict[int, Any] = {}
         # Shared processes, by name
         self._shared: dict[str, RayProcess] = {}
         # Processes of workers on this machine
@@ -510,8 +512,7 @@ class RayLauncher:
         # Number GPUs by PCI bus, as Ray does; CUDA's default order is by speed.
         ids = self._reserved[slot.node].visible_ids(slot)
         environment |= {"CUDA_DEVICE_ORDER": "PCI_BUS_ID", VISIBLE: ",".join(ids)}
-        threads = {CONTROL: 2} | {thread_of(number): 1 for number in range(len(slots))}
-        host: Any = ray.remote(concurrency_groups=threads)(RayHost)  # type: ignore[call-overload]  # not in its stubs
+        host = self._host_class(len(slots))
         options: dict[str, Any] = {
             "num_cpus": 0,
             "num_gpus": 0,
@@ -550,6 +551,14 @@ class RayLauncher:
             )
             for number, slot in enumerate(slots)
         ]
+
+    def _host_class(self, workers: int) -> Any:
+        """Return the Ray actor class of a process with so many workers. Ray pickles and stores a class once."""
+        if workers not in self._host_classes:
+            threads = {CONTROL: 2} | {thread_of(number): 1 for number in range(workers)}
+            made: Any = ray.remote(concurrency_groups=threads)(RayHost)  # type: ignore[call-overload]  # not in its stubs
+            self._host_classes[workers] = made
+        return self._host_classes[workers]
 
     def _device(self, slot: Slot) -> Device:
         assert self._channels is not None, "start makes the folders"

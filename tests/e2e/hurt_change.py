@@ -4,7 +4,7 @@
 moments are "save", after the ranks were asked to save and before their files are waited for; "setup", before the new
 workers are set up; "load", before the new workers load; "follow", before the workers that stay follow the next plan.
 With `rank` null, the driver kills itself. With the moment "", none is killed, and a line before each iteration has the
-process ids of all ranks.
+process ids of all ranks. `copied_bytes` replaces the limit up to which the state of those that stay is saved.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from typing import Any
 
 from rlplace.checkpoints.store import Saver
 from rlplace.execution.loop import Loop
+from rlplace.runtime import replace
 from rlplace.runtime.replace import PlanFrom, Replacing
 from rlplace.workers.launch.cluster import Cluster
 from rlplace.workers.ray_launch.launcher import RayLauncher
@@ -25,8 +26,14 @@ from tests.e2e.faulty_run import process_of
 
 
 def main(
-    config: str, overrides: list[str], moment: str, rank: tuple[str, int] | None
+    config: str,
+    overrides: list[str],
+    moment: str,
+    rank: tuple[str, int] | None,
+    copied_bytes: int | None = None,
 ) -> int:
+    if copied_bytes is not None:
+        replace._COPIED_BYTES = copied_bytes
     clusters: list[Cluster] = []
     changing: list[Replacing] = []
     # Iterations before the changes that were hurt: an attempt after a return to a checkpoint is left alone

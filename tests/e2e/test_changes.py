@@ -52,7 +52,11 @@ def test_a_run_changes_and_goes_back_with_the_numbers_of_a_resumed_run(
 
 
 def hurt(
-    output: Path, moment: str, rank: tuple[str, int] | None, *more: str
+    output: Path,
+    moment: str,
+    rank: tuple[str, int] | None,
+    *more: str,
+    copied_bytes: int | None = None,
 ) -> Finished:
     words = [*HERE, iterations(6), f"cluster.changes=[{AWAY}, {BACK}]", *more]
     asked = {
@@ -60,6 +64,7 @@ def hurt(
         "overrides": [f"runner.output_dir={output}", *words],
         "moment": moment,
         "rank": rank,
+        "copied_bytes": copied_bytes,
     }
     command = [sys.executable, "-u", "-m", "tests.e2e.hurt_change", json.dumps(asked)]
     process = subprocess.Popen(
@@ -175,6 +180,33 @@ def test_a_rank_that_stays_and_dies_in_the_change_loses_no_iteration(
     metrics = [line["iteration"] for line in run.metrics()]
     assert metrics == [1, 2, 3, 4, 5, 6]
     assert run.summary()["changes"][-1]["after"] == 4
+
+
+def test_a_large_state_that_stays_is_not_copied_and_the_numbers_are_the_same(
+    env_moved: Finished, tmp_path: Path
+) -> None:
+    run = hurt(tmp_path, "", None, ENV_MOVES, copied_bytes=0)
+    assert run.code == 0, run.err
+    changes = run.summary()["changes"]
+    copied = env_moved.summary()["changes"]
+    for change, whole in zip(changes, copied, strict=True):
+        assert change["stayed"] == ["actor", "rollout"]
+        assert 0 < change["bytes"] < whole["bytes"]
+    assert numbers(run) == numbers(env_moved)
+
+
+@pytest.mark.parametrize("moment", ["follow", "load"])
+def test_a_state_that_stays_and_is_lost_is_that_of_the_newest_checkpoint(
+    env_moved: Finished, tmp_path: Path, moment: str
+) -> None:
+    more = (ENV_MOVES, "checkpoint.every=3")
+    run = hurt(tmp_path, moment, ("actor", 1), *more, copied_bytes=0)
+    assert run.code == 0, run.err
+    assert "sent SIGKILL" in run.out
+    lines = run.metrics()
+    assert [line["iteration"] for line in lines] == [1, 2, 3, 4, 5, 6]
+    # There was none before the first change
+    assert "continues after iteration 0" in run.out
 
 
 def test_a_language_model_changes_with_the_curve_of_a_resumed_run(

@@ -306,6 +306,27 @@ class Recovery:
             self._tell(str(fault))
         return fault
 
+    def lose_state(self, error: WorkerError | WorkerTimeout, iteration: int) -> None:
+        """Record that state was lost with a worker, which `error` names and which was replaced already.
+
+        The run has to return to a checkpoint: the caller then has to call `went_back`. `iteration`: index of the
+        iteration that would come next.
+        """
+        what, _, why = str(error).partition("\n")[0].partition(": ")
+        fault = Fault(
+            at_s=time.monotonic() - self._began,
+            iteration=iteration,
+            stage="change",
+            what=what,
+            why=why,
+            replaced=(),
+            redone_s=0.0,
+            recovery_s=0.0,
+            went_back=True,
+        )
+        self.faults.append(fault)
+        self._going_back.append(fault)
+
     def went_back(self, redone_s: float) -> list[Fault]:
         """Complete and return the faults that made the run return to a checkpoint.
 

@@ -110,12 +110,14 @@ class Saved:
     """The state with which a run continues under another plan.
 
     `state`: in files. `stay`: component -> residency, of those whose workers stay. `whole`: whether the files also have
-    the state of those that stay, so that all workers can load it.
+    the state of those that stay, so that all workers can load it. `lost`: why none stays any more, if one was to stay
+    and has died.
     """
 
     state: Checkpoint
     stay: Mapping[str, Residency]
     whole: bool
+    lost: WorkerError | WorkerTimeout | None = None
 
 
 class Replacing:
@@ -219,10 +221,10 @@ class Replacing:
         with self._timed(change, "end_s"):
             try:
                 self._cluster.retire(saved.stay)
-            except (WorkerError, WorkerTimeout):
+            except (WorkerError, WorkerTimeout) as error:
                 self._cluster.retire()
                 change.stayed = ()
-                return dataclasses.replace(saved, stay={})
+                return dataclasses.replace(saved, stay={}, lost=error)
         return saved
 
     def remove_copies(self, state: Checkpoint) -> None:
@@ -254,8 +256,11 @@ class Replacing:
             # What is lost from here on is lost as in an iteration
             now.saving.follow(before.saving, from_copy=True)
         with self._timed(change, "load_s"), watched(self._cluster, now):
-            # One that was to stay has died with its state
-            if not saved.whole and not saved.stay:
+            if saved.lost is not None and not saved.whole:
+                # Its state is in no file
+                if now.loop.recovery is None:
+                    raise saved.lost
+                now.loop.recovery.lose_state(saved.lost, change.after)
                 return now, went_back(now)
             return now, loaded(now, saved.state, saved.stay)
 

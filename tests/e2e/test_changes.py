@@ -209,11 +209,22 @@ def test_a_state_that_stays_and_is_lost_is_that_of_the_newest_checkpoint(
     assert "continues after iteration 0" in run.out
 
 
+@pytest.mark.parametrize(
+    ("moves", "there", "stay"),
+    [
+        ("actor: 0, env: 1", ("0", "1", "1-2"), ["rollout"]),
+        ("env: 1, rollout: 2-3", ("0-1", "1", "2-3"), ["actor"]),
+    ],
+)
 def test_a_language_model_changes_with_the_curve_of_a_resumed_run(
-    model: Path, tmp_path: Path
+    model: Path,
+    tmp_path: Path,
+    moves: str,
+    there: tuple[str, str, str],
+    stay: list[str],
 ) -> None:
     job = (*tiny(model), *SEEDED, *placed("0-1", "0", "1-2"))
-    change = "{after: 1, component_placement: {actor: 0, env: 1}}"
+    change = f"{{after: 1, component_placement: {{{moves}}}}}"
     changed = train(
         "hybrid_grpo_llm",
         tmp_path / "changed",
@@ -223,12 +234,13 @@ def test_a_language_model_changes_with_the_curve_of_a_resumed_run(
     )
     assert changed.code == 0, changed.err
     train("hybrid_grpo_llm", tmp_path / "cut", *job, iterations(1))
-    there = placed("0", "1", "1-2")
+    (made,) = changed.summary()["changes"]
+    assert made["stayed"] == stay
     resumed = train(
         "hybrid_grpo_llm",
         tmp_path / "cut",
         *job,
-        *there,
+        *placed(*there),
         iterations(3),
         "resume=auto",
     )

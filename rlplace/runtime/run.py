@@ -504,6 +504,12 @@ class _Driver:
         # After a return to an earlier checkpoint, the present plan stays
         if holds.after > self.plan.after and holds not in self.passed:
             return holds
+        return self._requested()
+
+    def _requested(self) -> PlanFrom | None:
+        """Take a request to change the placement, if one waits, and return its plan. A request that cannot be planned
+        is refused.
+        """
         # The first iteration shows that the job runs at all
         if self.progress.iterations == 0 or self.requested is not None:
             return None

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Literal
 
 from rlplace.config.blocks.language_model import LanguageModelJobConfig
+from rlplace.config.blocks.machines import ClusterConfig
 from rlplace.config.blocks.simulator import SimulatorJobConfig
 from rlplace.config.schema import Config
 from rlplace.envs.contract import Spaces
@@ -117,8 +118,9 @@ class WorkerArguments:
 
 
 def _settings(config: Config) -> Config:
-    """Return a config without the places of its components."""
-    cluster = dataclasses.replace(config.cluster, component_placement={}, changes=())
+    """Return what workers use of a config. Of the block `cluster`, they use the accelerators alone."""
+    accelerator = config.cluster.accelerator
+    cluster = ClusterConfig(component_placement={}, accelerator=accelerator)
     return dataclasses.replace(config, cluster=cluster)
 
 

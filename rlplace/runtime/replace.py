@@ -150,9 +150,6 @@ class Replacing:
         stay: tuple[str, ...] = ()
         if self._cluster.restarts_workers:
             stay = staying(before.job, after.job)
-        held = before.loop.lower(
-            highest_residency(before.job.plan, after.job.plan, stay)
-        )
         left_out: tuple[str, ...] = ()
         if _most_bytes(before.job, stay) > _COPIED_BYTES:
             left_out = stay
@@ -164,10 +161,18 @@ class Replacing:
         if state is None:
             change.where = "disk"
             state = before.saving.hand_over(self._folder / _FOLDER, left_out)
-        change.save_s = time.perf_counter() - began
         if state is None:
+            change.save_s = time.perf_counter() - began
             change.kept = "its state could not be saved"
             return None
+        # Last, since the loop of the plan before expects the residencies that its iteration has left
+        most = highest_residency(before.job.plan, after.job.plan, stay)
+        try:
+            held = before.loop.lower(most)
+        except BaseException:
+            self.remove_copies(state)
+            raise
+        change.save_s = time.perf_counter() - began
         if not self._is_copy(state):
             change.where = "a checkpoint"
         change.bytes = sum(file.bytes for file in state.files.values())

@@ -448,3 +448,32 @@ def test_values_of_a_result_that_are_no_metrics_are_named() -> None:
         assert found(result) == [{"actor/not_metrics": Metric(2.0, "max", notes=named)}]
     for result in (None, {}, {"loss": torch.tensor(0.5)}, [1.0], {1: "one"}):
         assert found(result) == []
+
+
+def test_components_are_lowered_between_two_iterations_and_the_next_loop_knows() -> (
+    None
+):
+    before, log = loop()
+    before.iteration(0)
+    held = before.held
+    assert held["actor"] == Residency.FULL
+    log.clear()
+    most = {"actor": Residency.WEIGHTS, "rollout": Residency.FULL}
+    assert before.lower(most) == {
+        "actor": Residency.WEIGHTS,
+        "rollout": held["rollout"],
+    }
+    assert log == ["actor weights"]
+    after = Loop(
+        before._schedule,
+        before._groups,
+        before.memory,
+        RunnerConfig(stage_timeout_s=1.0),
+        before._work,
+        first=1,
+        held={"actor": Residency.WEIGHTS},
+    )
+    assert after.held["actor"] == Residency.WEIGHTS
+    assert after.held["rollout"] == Residency.OFF
+    after.iteration(1)
+    assert after.held["actor"] == Residency.FULL

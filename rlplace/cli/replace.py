@@ -6,7 +6,6 @@ failed and the run keeps its placement, or there is no answer, 2 wrong usage, or
 
 from __future__ import annotations
 
-import argparse
 import shlex
 import sys
 from collections.abc import Mapping, Sequence
@@ -40,7 +39,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "places",
         metavar="OVERRIDE",
-        nargs=argparse.REMAINDER,
+        nargs="*",
         help=f"{PLACEMENT}.<component>=<place>",
     )
     parser.add_argument(
@@ -52,7 +51,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
 
     def command() -> int:
-        options = parser.parse_args(argv)
+        options = parser.parse_intermixed_args(argv)
         folder = _folder(options.run)
         places = _places(folder, options.places)
         return _ask(folder, places, options.places, options.timeout)
@@ -123,7 +122,7 @@ def _ask(
             run=folder,
             words=typed_words,
             seconds=timeout_s,
-            longer=10 * timeout_s,
+            longer=max(60.0, 10 * timeout_s),
         )
         print(late.render(), file=sys.stderr)
         return FAILED

@@ -167,8 +167,11 @@ def test_a_request_is_withdrawn_if_the_run_ends_or_is_late(tmp_path: Path) -> No
     assert request is not None
     assert answer_of(folder, request, 10.0) == "ended"
     assert not (folder / REQUEST).exists()
+    (folder / "config.yaml").write_text(
+        "cluster: {component_placement: {env: 0}}\n", encoding="utf-8"
+    )
     with lock(folder):
-        request = ask(folder, {"env": "2-3"})
-        assert request is not None
-        assert answer_of(folder, request, 0.0) == "late"
+        code, shown = asked(str(folder), ENV_AWAY, "--timeout", "0")
+    assert code == 1
+    assert "the run has not taken the request for 0 s" in shown
     assert not (folder / REQUEST).exists()

@@ -213,7 +213,7 @@ def test_a_state_that_stays_and_is_lost_is_that_of_the_newest_checkpoint(
     ("moves", "there", "stay"),
     [
         ("actor: 0, env: 1", ("0", "1", "1-2"), ["rollout"]),
-        ("env: 1, rollout: 2-3", ("0-1", "1", "2-3"), ["actor"]),
+        ("env: 1, rollout: 0-1", ("0-1", "1", "0-1"), ["actor"]),
     ],
 )
 def test_a_language_model_changes_with_the_curve_of_a_resumed_run(

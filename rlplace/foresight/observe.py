@@ -8,7 +8,7 @@ import statistics
 import time
 from collections import defaultdict, deque
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 from rlplace.comm.channel import ChannelStats
 from rlplace.cores import machine_worked_s, usable_cores, worked_s
@@ -25,11 +25,13 @@ from rlplace.placement.plan import Plan
 from rlplace.report.calls import IterationCalls, RankCall
 from rlplace.stopwatch import Part
 
+T = TypeVar("T")
+
 _LOOK_S = 1.0  # least seconds between two measurements of processor time
 _OTHERS = 0.2  # share of processor time from which on other processes are reported
 _FULL = 0.9  # share of busy processors from which on other processes slow down the run
 # first iterations of a command, which load libraries and fill caches; not counted
-_WARM = 2
+WARM = 2
 _MOST = 200  # largest number of iterations that count: the latest ones
 _DRAWS = 256
 # Iterations whose draws of a distribution are kept: the latest ones
@@ -145,6 +147,8 @@ class Observations:
         self._seconds: dict[str, deque[float]] = {}
         # Distribution -> draws of each iteration
         self._draws: dict[str, deque[Sequence[float]]] = {}
+        # (cost, size to two digits) -> the last iteration that had it
+        self._latest: dict[tuple[str, float], int] = {}
         # (node, process id) -> processor time at the end of its last call
         self._processes: dict[tuple[int, int], float] = {}
         self._machine_load = MachineLoad()
@@ -156,7 +160,7 @@ class Observations:
         waits = self._waits()
         here = {c.record.process for c in iteration.calls if c.slot.node == 0}
         self._machine_load.look(here)
-        if self._seen <= _WARM:
+        if self._seen <= WARM:
             return
         found: dict[tuple[str, float], list[Part]] = defaultdict(list)
         draws: dict[str, list[float]] = defaultdict(list)
@@ -179,6 +183,7 @@ class Observations:
             found[f"{component}/{launcher}_call", 0.0] = parts
         for key, parts in found.items():
             self._laps.setdefault(key, deque(maxlen=_MOST)).append(_sum(parts))
+            self._latest[key] = self._seen
         for name, value in numbers.items():
             if name.startswith("time/") and name.endswith("_s"):
                 self._seconds.setdefault(name, deque(maxlen=_MOST)).append(value)
@@ -224,6 +229,10 @@ class Observations:
         return {
             name: statistics.median(values) for name, values in self._seconds.items()
         }
+
+    def series(self, metric: str) -> Sequence[float]:
+        """Return the values of a metric of seconds in the iterations that count, oldest first."""
+        return tuple(self._seconds.get(metric, ()))
 
     def _around_driver(self, iteration: IterationCalls) -> Part:
         """Return the driver's processor time for sending calls and taking results in an iteration.
@@ -318,14 +327,20 @@ class Observations:
             return PROCESSOR
         return ACCELERATOR
 
-    def profile(self) -> Profile:
-        """Return the profile of the iterations so far.
+    def profile(self, recent: int = _MOST) -> Profile:
+        """Return the profile of the latest iterations.
 
-        The first iterations do not count, so the profile has no costs until later iterations were added.
+        The first iterations do not count, so the profile has no costs until later iterations were added. `recent`:
+        number of iterations. A cost that none of them had is as it was in its latest iterations.
         """
+        since = self._seen - recent
+        fresh = {key for key, seen in self._latest.items() if seen > since}
+        named = {name for name, _ in fresh}
         costs: dict[str, list[Point]] = defaultdict(list)
-        for (name, _), iterations in sorted(self._laps.items()):
-            costs[name].append(_point(iterations))
+        for key, iterations in sorted(self._laps.items()):
+            name, _ = key
+            if key in fresh or name not in named:
+                costs[name].append(_point(_last(iterations, recent)))
         return Profile(
             machine=machine(),
             versions=versions(),
@@ -335,13 +350,21 @@ class Observations:
                 for name, points in costs.items()
             },
             counts={
-                name: statistics.fmean(values) for name, values in self._counts.items()
+                name: statistics.fmean(_last(values, recent))
+                for name, values in self._counts.items()
             },
             samples={
-                name: quantiles([draw for each in drawn for draw in each])
+                name: quantiles(
+                    [draw for each in _last(drawn, recent) for draw in each]
+                )
                 for name, drawn in self._draws.items()
             },
         )
+
+
+def _last(values: Sequence[T], most: int) -> Sequence[T]:
+    """Return the last values, `most` at most."""
+    return list(values)[-most:]
 
 
 def _around(cpu_s: float, messages: int) -> Part:

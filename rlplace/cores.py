@@ -5,12 +5,33 @@ Also how long the machine's processors have worked, and for which processes.
 
 from __future__ import annotations
 
+import atexit
 import functools
 import math
 import os
+import signal
+import time
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from pathlib import Path
+
+_NICE = 19
+_SLICE_S = 0.02  # of processor time, between two pauses
+
+
+def use_at_most(share: float) -> None:
+    """Let this process use at most a share of a core, and only what other processes leave. Call it in the main thread.
+
+    After each slice of processor time, the main thread sleeps. `share`: above 0; from 1 on, the process never sleeps.
+    """
+    os.nice(_NICE)
+    if share >= 1.0:
+        return
+    pause_s = _SLICE_S * (1.0 / share - 1.0)
+    signal.signal(signal.SIGPROF, lambda *_: time.sleep(pause_s))
+    signal.setitimer(signal.ITIMER_PROF, _SLICE_S, _SLICE_S)
+    # At its end, Python has no handler any more
+    atexit.register(signal.setitimer, signal.ITIMER_PROF, 0.0)
 
 
 def usable_cores(system: Path = Path("/")) -> int:

@@ -6,12 +6,13 @@ import dataclasses
 from collections.abc import Iterator, Sequence
 
 from rlplace.checks.rule import Found, Rule
-from rlplace.config.blocks.machines import ChangeConfig
+from rlplace.config.blocks.machines import ChangeConfig, ElasticConfig
 from rlplace.config.yaml_text import show
 from rlplace.errors import did_you_mean
 from rlplace.placement.schedule import placed_names
 
 KEY = "cluster.changes"
+ELASTIC = "cluster.elastic"
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -19,13 +20,14 @@ class Changing:
     """The changes of a job, as the rules see them.
 
     `changes`: `cluster.changes`. `components`: the components that the job places. `total_iterations`: the length of
-    the run. `on_node_loss`: `faults.on_node_loss`.
+    the run. `on_node_loss`: `faults.on_node_loss`. `elastic`: `cluster.elastic`.
     """
 
     changes: Sequence[ChangeConfig]
     components: Sequence[str]
     total_iterations: int
     on_node_loss: str
+    elastic: ElasticConfig
 
 
 def written(
@@ -104,9 +106,32 @@ def _replanned(case: Changing) -> Iterator[Found]:
         yield Found(key=KEY, error="replan")
 
 
+def _planned_by_hand(case: Changing) -> Iterator[Found]:
+    """Yield a finding if the config lists changes, and a search is to choose others."""
+    if case.changes and case.elastic.mode != "off":
+        mode = case.elastic.mode
+        yield Found(key=f"{ELASTIC}.mode", got=f"mode: {mode}", error="changes")
+
+
+def _never(case: Changing) -> Iterator[Found]:
+    """Yield a finding if the run ends before its first search."""
+    elastic = case.elastic
+    last = case.total_iterations
+    if elastic.mode == "off" or elastic.warmup < last:
+        return
+    yield Found(
+        key=f"{ELASTIC}.warmup",
+        got=f"warmup: {elastic.warmup}",
+        error="never",
+        facts={"last": last, "more": elastic.warmup + 1},
+    )
+
+
 RULES = (
     Rule(code="bad-change", facts=_not_rising),
     Rule(code="bad-change", facts=_too_late),
     Rule(code="unknown-component", facts=_not_placed),
     Rule(code="bad-change", facts=_replanned),
+    Rule(code="bad-elastic", facts=_planned_by_hand),
+    Rule(code="bad-elastic", facts=_never),
 )

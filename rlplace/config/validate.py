@@ -124,7 +124,14 @@ def plain(value: object) -> Any:
 def _annotation(hint: Any, rules: Mapping[str, Any], job: JobName) -> Any:
     args = typing.get_args(hint)
     if isinstance(hint, type) and dataclasses.is_dataclass(hint):
-        return model_of(hint, job)
+        model: Any = model_of(hint, job)
+        if "word" not in rules:
+            return model
+        word = functools.partial(_block_of_word, rules["word"])
+        shown = _with_words(hint, rules["word"], model.model_json_schema())
+        return Annotated[
+            model, pydantic.BeforeValidator(word), pydantic.WithJsonSchema(shown)
+        ]
     if any(
         typing.get_origin(o) is Mapping
         and dataclasses.is_dataclass(typing.get_args(o)[1])
@@ -152,6 +159,35 @@ def _annotation(hint: Any, rules: Mapping[str, Any], job: JobName) -> Any:
             raise _explained(hint, value, rules, errors) from None
 
     return Annotated[_value(hint, rules), pydantic.WrapValidator(explained)]
+
+
+def _block_of_word(key: str, value: object) -> object:
+    """Return the block for which a plain word stands: the block with this word under `key`. A block is returned as is.
+
+    YAML reads the words on and off as true and false.
+    """
+    if isinstance(value, Mapping):
+        written = value.get(key)
+        if isinstance(written, bool):
+            return {**value, key: _SWITCHED[written]}
+        return value
+    if isinstance(value, bool):
+        return {key: _SWITCHED[value]}
+    return {key: value}
+
+
+_SWITCHED = {True: "on", False: "off"}
+
+
+def _with_words(block: type, key: str, schema: dict[str, Any]) -> dict[str, Any]:
+    """Return the JSON Schema of a block for which a plain word may stand.
+
+    `key`: its key with these words. `schema`: the JSON Schema of the block alone.
+    """
+    words = typing.get_args(typing.get_type_hints(block)[key])
+    plain = {"anyOf": [{"enum": [*words, *_SWITCHED]}, _FILLED_IN]}
+    kept = {name: value for name, value in schema.items() if name != "type"}
+    return kept | {"if": {"type": "object"}, "else": plain}
 
 
 def _tagged(hint: Any) -> bool:
@@ -801,6 +837,6 @@ def _relaxed_value(schema: dict[str, Any]) -> dict[str, Any]:
         first.get("type") in ("object", "array", "string")
         and not {"enum", "const"} & first.keys()
     )
-    if not others and (free or "$ref" in first):
+    if not others and (free or "$ref" in first or "properties" in first):
         return first | about
     return {"anyOf": [*options, _FILLED_IN]} | about

@@ -460,6 +460,7 @@ def summary_text(report: Mapping[str, Any]) -> str:
     # Where the time went.
     rows += _seconds_rows(report)
     rows += _predicted_rows(report.get("predicted", {}))
+    rows += _elastic_rows(report.get("elastic", {}))
     rows += usage_rows(report.get("utilisation", {}))
     # What did not go as planned.
     rows += _fault_rows(report.get("faults", {}))
@@ -690,6 +691,43 @@ def _predicted_rows(predicted: Mapping[str, Any]) -> Rows:
     if others is not None:
         busy = f"other processes used {others:.0%} of this machine's processors"
         yield "", f"{busy}, which no prediction counts: the run alone would be faster"
+
+
+def _elastic_rows(elastic: Mapping[str, Any]) -> Rows:
+    """Yield (head, text) of the lines about searches during the run, and about what they advised or changed.
+
+    `elastic`: the block `elastic` of the run's summary.
+    """
+    if not elastic:
+        return
+    searches = counted(elastic["searches"], "search")
+    took = f"{searches} beside the run, {elastic['search_s']:.1f} s"
+    events = elastic["events"]
+    if not events and elastic["stayed"] is not None:
+        took += f"; {elastic['stayed']}"
+    if elastic["failed"] is not None:
+        took += f"; the last failure: {elastic['failed']}"
+    yield "elastic", took
+    advised = [event for event in events if event["decision"] == "advise"]
+    for event in events:
+        # Advice is repeated as long as it holds
+        if event in advised[:-1]:
+            continue
+        yield "", f"after {event['iteration']}: {_elastic_text(event)}"
+
+
+def _elastic_text(event: Mapping[str, Any]) -> str:
+    """Return the text about a decision. `event`: its record in summary.json."""
+    decision = event["decision"]
+    moves = [f"{name} {old} -> {new}" for name, (old, new) in event["moved"].items()]
+    if decision not in ("advise", "change"):
+        return f"{decision}: {event['why']}"
+    before_s = event["measured"]["before"]
+    seconds = f"{before_s:.3g} s -> {event['expected_s']:.3g} s predicted"
+    text = f"{decision}: {', '.join(moves)}; {seconds}"
+    if decision == "advise":
+        text += f"; {event['words']}"
+    return text
 
 
 def _fault_rows(faults: Mapping[str, Any]) -> Rows:

@@ -64,13 +64,14 @@ def plan_changes(
     of its value. Raises ConfigError or PlacementError for the first change that cannot be planned.
     """
     written: Sequence[ChangeConfig] = config.cluster.changes
-    if not written:
+    if not written and config.cluster.elastic.mode == "off":
         return ()
     case = rules.Changing(
         changes=written,
         components=plan.placement.components,
         total_iterations=config.runner.total_iterations,
         on_node_loss=config.faults.on_node_loss,
+        elastic=config.cluster.elastic,
     )
     wrong = [
         dataclasses.replace(found, source=source_of(found.key, sources))
@@ -175,6 +176,18 @@ def moved(before: Plan, after: Plan) -> dict[str, tuple[str, str]]:
     for name, place in new.canonical().items():
         if place != written.get(name):
             found[name] = (old.spec(name).render(), new.spec(name).render())
+    return found
+
+
+def differing(before: Plan, after: Plan) -> dict[str, tuple[str, str]]:
+    """Return component -> what it has in both plans: its places, or whether it is offloaded if no component moves."""
+    found = moved(before, after)
+    if found:
+        return found
+    for name, leaves in after.offload.items():
+        if before.offload.get(name) is not leaves:
+            words = ("resident", "offloaded")
+            found[name] = words if leaves else words[::-1]
     return found
 
 

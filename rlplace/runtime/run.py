@@ -76,7 +76,7 @@ from rlplace.report.trace import render_trace
 from rlplace.report.trackers import Sink, pages, state_of
 from rlplace.report.typed import Typed
 from rlplace.runtime import inputs
-from rlplace.runtime.changes import PlannedChange, moved, plan_request
+from rlplace.runtime.changes import PlannedChange, differing, plan_request
 from rlplace.runtime.inputs import INPUTS
 from rlplace.runtime.launched import (
     JobSpec,
@@ -89,6 +89,7 @@ from rlplace.runtime.launched import (
     went_back,
     with_state,
 )
+from rlplace.runtime.pilot import Pilot
 from rlplace.runtime.prepare import Prepared, prepare
 from rlplace.runtime.replace import Change, PlanFrom, Replacing, Saved, holding
 from rlplace.runtime.requests import Requests
@@ -157,6 +158,7 @@ def run(
                 _run(
                     plans,
                     start,
+                    _pilot(start, resolved, folder),
                     folder,
                     texts,
                     config,
@@ -205,6 +207,13 @@ def plan_from(change: PlannedChange, progress: Progress) -> PlanFrom:
 def _texts_of(plan: PlanFrom, texts: Mapping[str, str]) -> dict[str, str]:
     """Return `texts`, file name -> text, with the plan that a checkpoint of these iterations keeps."""
     return {**texts, PLAN: json.dumps(render_json(plan.view), indent=1) + "\n"}
+
+
+def _pilot(start: PlanFrom, resolved: Mapping[str, Any], folder: Path) -> Pilot | None:
+    """Return the pilot of a run; None if nothing is to search beside it. `resolved`: the composed config."""
+    if start.job.config.cluster.elastic.mode == "off":
+        return None
+    return Pilot(start.job, start.view, resolved, folder, _tell)
 
 
 def _write_plan(folder: Path, view: PlanView) -> None:
@@ -262,6 +271,7 @@ def _keep(command: Typed, folder: Path, job: JobSpec) -> None:
 def _run(
     plans: Sequence[PlanFrom],
     start: PlanFrom,
+    pilot: Pilot | None,
     folder: Path,
     texts: Mapping[str, str],
     config: Mapping[str, Any],
@@ -273,8 +283,9 @@ def _run(
 ) -> None:
     """Run the iterations of a job, and write its summary.
 
-    `plans`: the plans of the run. `start`: the one that holds now. `folder`: the run's folder. `texts`: file name ->
-    text that is written into each checkpoint. `config`: the config as it is saved. `resolved`: the composed config.
+    `plans`: the plans of the run. `start`: the one that holds now. `pilot`: searches for others; None: nothing does.
+    `folder`: the run's folder. `texts`: file name -> text that is written into each checkpoint. `config`: the config as
+    it is saved. `resolved`: the composed config.
     """
     began = time.perf_counter()
     job = start.job
@@ -300,6 +311,7 @@ def _run(
         _shown(job, display, signals),
         _cluster(plans, folder) as cluster,
         ExitStack() as opened,
+        contextlib.closing(pilot) if pilot else contextlib.nullcontext(),
     ):
         driver = _Driver(
             plans=plans,
@@ -316,6 +328,7 @@ def _run(
             callbacks=callbacks,
             opened=opened,
             replacing=Replacing(cluster, folder, config, history),
+            pilot=pilot,
         )
         driver.open_sinks(before.get("files"))
         with driver.naming_lost_nodes(resumed.folder if resumed else folder):
@@ -371,8 +384,9 @@ class _Driver:
 
     `plans`: all plans of the run, in the order of iterations. `plan`: the present one. `folder`: the run's folder.
     `texts`: file name -> text that is written into each checkpoint. `config`: the config as it is saved. `opened`:
-    holds the open sinks. `replacing`: replaces the launched plan. `sinks`: receive the metrics of each iteration.
-    `changes`: the changes so far. `passed`: plans that were given up. `remarked`: remarks of the job that were printed.
+    holds the open sinks. `replacing`: replaces the launched plan. `pilot`: searches for other plans; None: nothing
+    does. `sinks`: receive the metrics of each iteration. `changes`: the changes so far. `passed`: plans that were given
+    up. `remarked`: remarks of the job that were printed.
     `mapping`: the composed config, from which other plans are made. `requests`: requests of other processes to change
     the placement. `requested`: the plan of the request that was taken and not answered yet.
     """
@@ -391,6 +405,7 @@ class _Driver:
     callbacks: Callbacks
     opened: ExitStack
     replacing: Replacing
+    pilot: Pilot | None
     sinks: Sequence[Sink] = ()
     changes: list[Change] = dataclasses.field(default_factory=list)
     passed: list[PlanFrom] = dataclasses.field(default_factory=list)
@@ -434,10 +449,15 @@ class _Driver:
             self.cluster.reserve(
                 [slot for plan in self.plans for slot in slots_of(plan.job.plan)]
             )
+        if self.pilot is not None and self.pilot.changes:
+            # A later plan may use any accelerator
+            self.cluster.reserve()
         texts = _texts_of(self.plan, self.texts)
         now = launched(self.cluster, job, self.folder, texts, self.history)
         self.launched = now
         now.loop.started(self.cluster.start_s)
+        if self.pilot is not None:
+            self.pilot.started(self.cluster.start_s)
         if resumed is not None and (sizes := loaded(now, resumed)):
             self.open_sinks(sizes)
 
@@ -459,7 +479,7 @@ class _Driver:
                         saved = _policies(now.job, self.folder)
                         now.loop.save(saved)
                         return saved
-                    differences = moved(self.plan.job.plan, due.job.plan)
+                    differences = differing(self.plan.job.plan, due.job.plan)
                     if not differences:
                         # The change before was given up, and this one takes it back
                         self.plan = due
@@ -497,9 +517,15 @@ class _Driver:
             self.requested = None
             self.requests.answer("failed" if change.kept else "changed", str(change))
         self.show()
+        if self.pilot is not None:
+            self.pilot.changed(change)
 
     def _due(self) -> PlanFrom | None:
         """Return the plan that is to replace the present one before the next iteration; None if there is none."""
+        if self.pilot is not None:
+            chosen = self.pilot.due(self.now, self.plan)
+            if chosen is not None:
+                return chosen
         holds = holding(self.plans, self.progress.iterations)
         # After a return to an earlier checkpoint, the present plan stays
         if holds.after > self.plan.after and holds not in self.passed:
@@ -757,6 +783,8 @@ def _report(
     )
     if driver.changes:
         ended["changes"] = [change.record() for change in driver.changes]
+    if driver.pilot is not None:
+        ended["elastic"] = driver.pilot.record()
     if loop.recovery is not None:
         ended["faults"] = faults_of(driver.history, train_s=progress.train_s)
     ended["policy"] = _policy(policies)

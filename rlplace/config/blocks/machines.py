@@ -143,6 +143,24 @@ class ChangeConfig:
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class ElasticConfig:
+    """A search for better placements while the run goes on. A plain word stands for the block with this mode."""
+
+    mode: Literal["off", "advise", "on"] = knob(
+        "advise: print better placements; on: also change to them, and go back where that was wrong",
+        "off",
+    )
+    warmup: int = knob("iterations before the first search", 10, minimum=4)
+    every: int = knob("iterations from a search to the next one", 20, minimum=1)
+    pay_back: int = knob(
+        "most iterations in which a change has to pay back", 50, minimum=1
+    )
+    share: float = knob(
+        "most share of a core that a search uses", 0.25, above=0, maximum=1
+    )
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class ClusterConfig:
     component_placement: Mapping[str, object] = knob(
         "which accelerators each component uses; kept verbatim"
@@ -172,6 +190,7 @@ class ClusterConfig:
     changes: tuple[ChangeConfig, ...] = knob(
         "changes of the placement during the run, in the order of iterations", ()
     )
+    elastic: ElasticConfig = block(ElasticConfig, word="mode")
     launcher: Literal["ray", "inline"] = knob(
         "ray: processes; inline: threads of this process, for debugging", "ray"
     )

@@ -16,6 +16,7 @@ from rlplace.report.summary import (
     TEXT,
     Measures,
     Progress,
+    _elastic_rows,
     _predicted_rows,
     summary,
     summary_text,
@@ -123,6 +124,38 @@ def test_a_busy_machine_is_named_beside_what_was_predicted_and_measured() -> Non
     assert "iteration 0.29 (0.567)" in told[1]
     assert "other processes" not in told[1]
     assert "other processes used 63% of this machine's processors" in told[0]
+
+
+def test_decisions_about_the_placement_are_told_and_repeated_advice_once() -> None:
+    moves = {"moved": {"env": ["0-3", "0-7"]}, "why": "for a test"}
+    seconds = {"measured": {"before": 1.2}, "expected_s": 0.84}
+    advice = {"decision": "advise", "words": "env=0-7", **moves, **seconds}
+    elastic = {
+        "searches": 3,
+        "search_s": 4.56,
+        "stayed": "no other placement is predicted to be faster",
+        "failed": None,
+        "events": [],
+    }
+    assert list(_elastic_rows({})) == []
+    (stays,) = _elastic_rows(elastic)
+    assert stays == (
+        "elastic",
+        "3 searches beside the run, 4.6 s; no other placement is predicted to be faster",
+    )
+    events = [
+        {"iteration": 10, **advice},
+        {"iteration": 20, **advice},
+        {"iteration": 30, **moves, **seconds, "decision": "change"},
+        {"iteration": 39, **moves, "decision": "back"},
+    ]
+    rows = _elastic_rows({**elastic, "events": events, "failed": "it took too long"})
+    assert [text for _, text in rows] == [
+        "3 searches beside the run, 4.6 s; the last failure: it took too long",
+        "after 20: advise: env 0-3 -> 0-7; 1.2 s -> 0.84 s predicted; env=0-7",
+        "after 30: change: env 0-3 -> 0-7; 1.2 s -> 0.84 s predicted",
+        "after 39: back: for a test",
+    ]
 
 
 def test_a_run_that_never_learned_has_no_lines_about_it() -> None:

@@ -15,8 +15,9 @@ RECIPE = ("--config-dir", str(ROOT / "recipes" / "agents"))
 
 @pytest.mark.skipif(find_spec("openai") is None, reason="openai is not installed")
 def test_the_full_drawer_is_found(model: Path, tmp_path: Path) -> None:
-    run = train("drawers", tmp_path, *RECIPE, f"actor.model.path={model}")
+    more = (f"actor.model.path={model}", "runner.total_iterations=15")
+    run = train("drawers", tmp_path, *RECIPE, *more)
     assert run.code == 0, run.err
     rewards = [line["env/reward"] for line in run.metrics() if "env/reward" in line]
     assert rewards[0] < 0.25
-    assert sum(rewards[-5:]) / 5 > 0.85
+    assert sum(rewards[-3:]) / 3 > 0.85

@@ -1,73 +1,79 @@
 """Bytes and seconds of a weight sync of LoRA factors, by `actor.sync.mode`.
 
-    python benchmarks/adapter_sync.py MODEL [--engine vllm] [--rank 16] [--syncs 4] [--modes all adapter]
+    python benchmarks/adapter_sync.py MODEL [--engine vllm] [--rank 16] [--syncs 5] [--modes all adapter]
 
-`MODEL`: folder of a language model. Each mode is one run in one process: an actor, and an engine that keeps its
-accelerator. The first sync sends all weights and does not count; the other numbers are medians. `push s`: until the
-actor has written its weights; `load s`: until the engine has loaded what arrived.
+`MODEL`: folder of a language model. Each mode has a process of its own with an actor and an engine that keeps its
+weights. The factors are random. The first sync sends all weights and does not count; the other numbers are medians.
+`push s`: until the actor has written its weights; `load s`: until the engine has loaded what arrived; `largest
+difference`: of log-probabilities of the same tokens in actor and engine, after the last sync.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import statistics
 import subprocess
 import sys
-import tempfile
 from pathlib import Path
 
-ROOT = Path(__file__).parents[1]
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+import torch
+
+from rlplace.comm.shared_memory.channel import SharedChannel
+from rlplace.comm.shared_memory.folder import JobFolder
+from rlplace.models.sharding import own
+from rlplace.workers.arguments import WEIGHTS
+from tests.contract.test_lm_sync import FULL, LENGTHS, WEIGHTS_ONLY, Pair
+from tests.lm_ranks import LmScenario
+from tests.worker_ranks import spec_of
+
 MODES = ("all", "trainable", "lora", "adapter")
-JOB = (
-    "hybrid_grpo_llm",
-    "cluster.launcher=inline",
-    "cluster.component_placement.actor=0",
-    "cluster.component_placement.env=1",
-    "cluster.component_placement.rollout=2",
-    "rollout.enable_offload=false",
-    "rollout.kv_cache_memory=64MiB",
-    "actor.sync.verify=logprobs",
-    "actor.sync.verify_every=1",
-    "algorithm.prompts=1",
-    "algorithm.samples_per_prompt=2",
-    "algorithm.max_prompt_length=64",
-    "algorithm.max_new_tokens=4",
-    "runner.eval_every=0",
-    "runner.sinks=[jsonl]",
-)
-COLUMNS = {
-    "MB sent": ("actor/pushed_bytes", 1e-6),
-    "push s": ("actor/push_s", 1.0),
-    "load s": ("rollout/load_s", 1.0),
-    "largest difference": ("sync/verify_max_diff", 1.0),
-}
+COLUMNS = ("MB sent", "push s", "load s", "largest difference")
 
 
 def measured(mode: str, options: argparse.Namespace) -> list[float]:
-    """Return the median of each column over all syncs but the first."""
-    with tempfile.TemporaryDirectory() as folder:
-        words = (
-            *JOB,
-            f"actor.model.path={options.model}",
-            f"actor.lora_rank={options.rank}",
-            f"actor.sync.mode={mode}",
-            f"rollout.engine={options.engine}",
-            f"runner.total_iterations={options.syncs + 1}",
-            f"runner.output_dir={folder}/run",
-        )
-        command = [sys.executable, "-m", "rlplace.train", *words]
-        done = subprocess.run(
-            command, cwd=ROOT, capture_output=True, text=True, check=False
-        )
-        if done.returncode:
-            raise SystemExit(done.stdout + done.stderr)
-        (file,) = Path(folder).rglob("metrics.jsonl")
-        lines = [json.loads(line) for line in file.read_text().splitlines()]
-    return [
-        factor * statistics.median(line[name] for line in lines[1:])
-        for name, factor in COLUMNS.values()
-    ]
+    """Return the numbers of one mode, one for each of COLUMNS."""
+    engine = {
+        "engine": options.engine,
+        "dtype": "fp32",
+        "kv_cache_memory": 64 << 20,
+        "step_tokens": 256,
+        "step_sequences": 4,
+        "enforce_eager": True,
+    }
+    scenario = LmScenario(
+        model=options.model,
+        algorithm=LENGTHS,
+        trained={"lora_rank": options.rank, "sync": {"mode": mode}},
+        rollout=engine,
+    )
+    rows = []
+    with JobFolder.create() as folder:
+        channel = SharedChannel.create(folder.path, spec_of(WEIGHTS))
+        pair = Pair(scenario, folder.path)
+        try:
+            pair.actor.move(WEIGHTS_ONLY)
+            with torch.no_grad():
+                for _, factor in pair.actor._model.by_name(
+                    pair.actor._model.trained_shards()
+                ):
+                    own(factor).normal_(std=0.01)
+            pair.sync(0)
+            pair.rollout.move(FULL)
+            for version in range(1, options.syncs + 1):
+                pair.actor.move(WEIGHTS_ONLY)
+                pushed = pair.actor.push_weights(version)
+                pulled = pair.rollout.pull_weights(version)
+                sent = pushed["actor/pushed_bytes"].value / 1e6
+                push_s = pushed["actor/push_s"].value
+                rows.append((sent, push_s, pulled["rollout/load_s"].value))
+            difference = pair.difference()
+        finally:
+            pair.close()
+            channel.destroy()
+    medians = [statistics.median(column) for column in zip(*rows, strict=True)]
+    return [*medians, difference]
 
 
 def main() -> None:
@@ -77,13 +83,21 @@ def main() -> None:
     parser.add_argument("model", metavar="MODEL", type=Path)
     parser.add_argument("--engine", default="vllm")
     parser.add_argument("--rank", type=int, default=16)
-    parser.add_argument("--syncs", type=int, default=4)
+    parser.add_argument("--syncs", type=int, default=5)
     parser.add_argument("--modes", nargs="*", choices=MODES, default=MODES)
     options = parser.parse_args()
-    print(f"{'mode':12}" + "".join(f"{name:>20}" for name in COLUMNS))
-    for mode in options.modes:
+    if len(options.modes) == 1:
+        (mode,) = options.modes
         found = measured(mode, options)
         print(f"{mode:12}" + "".join(f"{value:20.3g}" for value in found), flush=True)
+        return
+    print(f"{'mode':12}" + "".join(f"{name:>20}" for name in COLUMNS), flush=True)
+    # A process has one engine of vLLM
+    given = (str(options.model), "--engine", options.engine)
+    sizes = ("--rank", str(options.rank), "--syncs", str(options.syncs))
+    for mode in options.modes:
+        command = [sys.executable, __file__, *given, *sizes, "--modes", mode]
+        subprocess.run(command, check=True)
 
 
 if __name__ == "__main__":

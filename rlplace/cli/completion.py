@@ -83,6 +83,7 @@ COMMANDS: Mapping[str, Words] = {
         after=_TEXT_OR_JSON,
     ),
     "doctor": Words(options=("--format", "--help"), after=_TEXT_OR_JSON),
+    "serve": Words(options=_HYDRA, after=_AFTER_HYDRA, config=True),
     "export": Words(
         options=("--component", "--ema", "--help"),
         after={"--component": ("actor", "critic")},

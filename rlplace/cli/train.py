@@ -11,7 +11,7 @@ import dataclasses
 import os
 import sys
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -63,11 +63,16 @@ DOES_NOT_FIT = 3
 NOT_SAVED = 4
 
 
-def main(argv: Sequence[str] | None = None, job: Job | None = None) -> int:
+def main(
+    argv: Sequence[str] | None = None,
+    job: Job | None = None,
+    *,
+    called: str = "train",
+) -> int:
     """Run the command `train`, and return the exit code.
 
     `argv`: words of the command line, without the program; None: the command line of this process. `job`: a custom job
-    that replaces the `job` of the config; None: the config names the job.
+    that replaces the `job` of the config; None: the config names the job. `called`: name of the command that was typed.
     """
     argv = list(sys.argv[1:] if argv is None else argv)
     if "--help" in argv or "-h" in argv:
@@ -86,7 +91,7 @@ def main(argv: Sequence[str] | None = None, job: Job | None = None) -> int:
         if line.text:
             _show(f"\n{line.file.name}:\n\n{line.text}")
         return DONE
-    with Typed(as_typed(typed("train"), argv)) as command:
+    with Typed(as_typed(typed(called), argv)) as command:
         return _main(argv, command, job)
 
 
@@ -380,14 +385,14 @@ def _counted(problems: Sequence[Problem]) -> str:
     return f"{texts}\n\n{len(problems)} problem{'s' if len(problems) > 1 else ''}; nothing was started"
 
 
-def program() -> NoReturn:
-    """Run `train` with the command line of this process, then end the process with the exit code of `train`."""
+def program(command: Callable[[], int] = main) -> NoReturn:
+    """Run `command` with the command line of this process, then end the process with its exit code."""
     # Output errors (such as a closed terminal) must not end the run.
     begin()
     codes = [FAILED]
     # Registered first, so that it runs last.
     atexit.register(_leave, codes)
-    codes.append(main())
+    codes.append(command())
     sys.exit(codes[-1])
 
 

@@ -28,7 +28,10 @@ SHIPPED = {
     "language_model": "rlplace.jobs.language_model.job:LanguageModelJob",
 }
 # Shipped jobs that an algorithm of another job stands for
-BY_ALGORITHM = {"supervised": "rlplace.jobs.language_model.supervised:SupervisedJob"}
+BY_ALGORITHM = {
+    "supervised": "rlplace.jobs.language_model.supervised:SupervisedJob",
+    "served": "rlplace.jobs.language_model.served:ServedJob",
+}
 # Shipped jobs that read their config themselves, as custom jobs do: a config names them by the key `job`
 NAMED = {"off_policy": "rlplace.jobs.off_policy.job:OffPolicyJob"}
 

@@ -28,6 +28,8 @@ TRAJECTORIES = "trajectories"
 REQUESTS = "requests"  # "": any rollout rank with room takes
 COMPLETIONS = "completions"  # the env rank
 SAMPLES = "samples"  # "": whole groups, taken by actor rank 0
+COMMANDS = "commands"  # "": of clients of the training API, taken by actor rank 0
+RESULTS = "results"  # "": of these commands, taken by env rank 0
 HELD_OUT = "samples.held_out"  # "": held-out rows with answers, taken by actor rank 0
 RETURNS = "returns"  # "": one tuple of Scores for each group, taken by critic rank 0
 # Channels of both.

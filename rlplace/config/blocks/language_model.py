@@ -332,6 +332,41 @@ class RewardConfig(FrozenConfig):
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class ServeConfig:
+    """The server of the training API (`algorithm.name: serve`)."""
+
+    host: str = knob("address at which it listens", "127.0.0.1")
+    port: int = knob("port at which it listens", 8642, minimum=1, maximum=65535)
+    api_key_env: str = knob(
+        "environment variable with the key of requests; if it is not set, a key is made and printed",
+        "RLPLACE_API_KEY",
+    )
+    model_name: str | None = knob(
+        "name by which clients ask for the model; null: its folder's name or path", None
+    )
+    folder: str | None = knob(
+        "where weights are saved for clients, on a disk that all nodes share; null: served, in runner.output_dir",
+        None,
+    )
+    models: int = knob("most models of clients at a time", 4, minimum=1)
+    kept_samplers: int = knob(
+        "weights without a name that are kept for sampling, of each model", 4, minimum=1
+    )
+    turn_s: float = knob(
+        "seconds after which sampling or learning lets the other one begin, and the run may save or end",
+        10.0,
+        above=0,
+    )
+    session_timeout_s: float = knob(
+        "a client that is silent for so long has gone, and its models are dropped where others need room",
+        120.0,
+        above=0,
+    )
+    requests: int = knob("most requests that wait at a time", 4096, minimum=1)
+    body: int = knob("most bytes of one request", 64 << 20, minimum=1, unit="bytes")
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class LanguageModelJobConfig(Config):
     """The whole config of a job on language models."""
 
@@ -349,11 +384,14 @@ class LanguageModelJobConfig(Config):
         RewardConfig,
     )
     agent: AgentConfig = block(AgentConfig)
+    serve: ServeConfig = block(ServeConfig)
 
     @property
     def run_by(self) -> str:
         if self.algorithm.name == "sft":
             return "supervised"
+        if self.algorithm.name == "serve":
+            return "served"
         return self.job
 
     @property
@@ -366,7 +404,7 @@ class LanguageModelJobConfig(Config):
         missing: dict[str, tuple[str, str]] = {}
         if self.algorithm.prompts is None:
             missing["algorithm.prompts"] = ("prompts of an iteration", "prompts: 32")
-        if self.env.task is None:
+        if self.env.task is None and self.algorithm.name != "serve":
             why = (
                 "the task has the prompts and the rewards; for the rows of a file of yours: "
                 "task: prompts, and kwargs: {path: <the file>}"

@@ -38,6 +38,7 @@ from rlplace.placement.memory.shared_memory import ITEM_BYTES, count_shared
 from rlplace.placement.memory.solve import fill_share
 from rlplace.placement.plan import Plan
 from rlplace.placement.schedule import Residency
+from rlplace.workers.arguments import COMMANDS, RESULTS
 
 _NO_MODEL = "the model is not known: its memory is not counted"
 _ONLY_MEASURED = "its model cannot be counted; known is what an earlier run measured, not what it needs while it works"
@@ -320,7 +321,11 @@ def _text_shared(
             )
         weights = numbers * DTYPE_BYTES[actor.compute]
     return count_shared(
-        plan, text_items(plan, config.algorithm, weights, _image_bytes(config)), weights
+        plan,
+        text_items(
+            plan, config.algorithm, weights, _image_bytes(config), config.serve.body
+        ),
+        weights,
     )
 
 
@@ -359,13 +364,18 @@ def _image_bytes(config: LanguageModelJobConfig) -> int:
 
 
 def text_items(
-    plan: Plan, algorithm: AlgorithmConfig, weights_bytes: int, image_bytes: int = 0
+    plan: Plan,
+    algorithm: AlgorithmConfig,
+    weights_bytes: int,
+    image_bytes: int = 0,
+    body_bytes: int = 0,
 ) -> dict[str, int]:
     """Return channel -> bytes of its largest item, in a job on language models.
 
-    `weights_bytes`: bytes of one whole copy of the weights. `image_bytes`: most bytes of the images of a prompt. Bytes
-    per token: 4 in a request, for the token id; 12 in an answer, for id, log-probability and policy version; 13 in a
-    sample, which also has a mask.
+    `weights_bytes`: bytes of one whole copy of the weights. `image_bytes`: most bytes of the images of a prompt.
+    `body_bytes`: most bytes of a request to a training API. Bytes per token: 4 in a request, for the token id; 12 in an
+    answer, for id, log-probability and policy version; 13 in a sample, which also has a mask. A token of a training
+    request has at least 12 bytes over HTTP, at most 12 in the command, and 4 in the result, for its log-probability.
     """
     tokens = algorithm.longest
     each = algorithm.samples_per_prompt
@@ -376,6 +386,8 @@ def text_items(
         "scores": 4 * tokens + ITEM_BYTES,
         "returns": each * (4 * tokens + ITEM_BYTES),
         "weights": 0,  # weights pass through no channel
+        COMMANDS: body_bytes + ITEM_BYTES,
+        RESULTS: body_bytes // 3 + ITEM_BYTES,
     }
     items |= {
         c.name: items[role_of(c.name)] for c in plan.channels if c.name not in items

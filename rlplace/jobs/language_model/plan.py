@@ -13,7 +13,13 @@ from rlplace.jobs.language_model.channels import plan_channels, scorers_of
 from rlplace.jobs.language_model.memory import slices_heads, text_case
 from rlplace.jobs.language_model.rules import placed as rules_of_placed
 from rlplace.jobs.language_model.rules.case import PlacedTextJob
-from rlplace.placement.flow import Route, deliver, deliver_by_node, scatter_rows
+from rlplace.placement.flow import (
+    Delivery,
+    Route,
+    deliver,
+    deliver_by_node,
+    scatter_rows,
+)
 from rlplace.placement.language.hybrid import HybridComponentPlacement
 from rlplace.placement.language.spec import role_of
 from rlplace.placement.machines.topology import Topology
@@ -77,19 +83,24 @@ def plan_of(
     )
     if not config.runs:
         return plan
-    placement = plan.placement
+    channels = plan_channels(config, plan.placement)
+    deliveries = deliveries_of(config, plan.placement)
+    return dataclasses.replace(plan, channels=channels, deliveries=deliveries)
+
+
+def deliveries_of(
+    config: LanguageModelJobConfig, placement: HybridComponentPlacement
+) -> tuple[Delivery, ...]:
+    """Return the planned copies of the weights that go from the actor to the engines of a run."""
     sync = config.actor.sync
     # Host memory holds a version until engines that generate ahead have loaded it.
     ahead = config.algorithm.max_staleness > 0
     on_devices = sync.mode == "all" and sync.through_host is not True and not ahead
-    deliveries = deliver_by_node(placement)
-    if on_devices:
-        # An engine of a class of one's own gets all weights in one call
-        rollout = config.rollout
-        cut = rollout.engine == "vllm"
-        deliveries = deliver(placement, cut=cut, whole=rollout.own)
-    channels = plan_channels(config, placement)
-    return dataclasses.replace(plan, channels=channels, deliveries=deliveries)
+    if not on_devices:
+        return deliver_by_node(placement)
+    # An engine of a class of one's own gets all weights in one call
+    rollout = config.rollout
+    return deliver(placement, cut=rollout.engine == "vllm", whole=rollout.own)
 
 
 def memory_of(

@@ -112,6 +112,10 @@ def answer_seed(seed: int, request: Request, sample: int) -> int:
     `seed`: seed of the engine. `request`: the request for the answer. `sample`: index of the answer in its group.
     """
     numbers = (seed, request.iteration, request.group, sample, request.turn)
+    own = request.sampling
+    if own is not None and own.seed is not None:
+        # The same request, asked again, has the same answers
+        numbers = (own.seed, 0, 0, sample, 0)
     text = ",".join(map(str, numbers))
     digest = hashlib.blake2b(text.encode(), digest_size=4).digest()
     return int.from_bytes(digest, "little")
@@ -137,9 +141,10 @@ class EngineSettings:
     `rollout`, `held_out`: config with the sampling parameters of training and of evaluation; `held_out` None: the same.
     `model`: a Hugging Face folder, of which only the names and shapes of weights are read. `context`: longest prompt
     and answer together, in tokens. `stop_token_ids`, `stop_texts`: tokens and texts that end an answer.
-    `emulated_memory`: bytes of an emulated accelerator. `tensor_parallel`: number of accelerators over which the engine
-    splits the weights. `env`: config with the limits of images. `adapter`: LoRA factors that the engine applies beside
-    its weights; None: factors are added to the weights.
+    `takes_texts`: whether requests may have stop texts of their own. `emulated_memory`: bytes of an emulated
+    accelerator. `tensor_parallel`: number of accelerators over which the engine splits the weights. `env`: config with
+    the limits of images. `adapter`: LoRA factors that the engine applies beside its weights; None: factors are added to
+    the weights.
 
     The transformers engine ignores the config's keys about step sizes, CUDA graphs and sleep.
     """
@@ -156,6 +161,8 @@ class EngineSettings:
     stop_token_ids: tuple[int, ...] = ()
     # An answer also ends with the token that completes one of these texts
     stop_texts: tuple[str, ...] = ()
+    # Requests may have stop texts of their own, for which vLLM needs a tokenizer
+    takes_texts: bool = False
     # Bytes of an emulated accelerator, of which gpu_memory_utilization is a share on a CPU
     emulated_memory: int = 0
     tensor_parallel: int = 1
@@ -165,12 +172,31 @@ class EngineSettings:
     adapter: AdapterSettings | None = None
 
     def drawn(self, request: Request) -> TextRolloutConfig:
-        """Return the sampling parameters for the answers to `request`: those of evaluation for a held-out prompt, else
-        those of training.
+        """Return the sampling parameters for the answers to `request`: its own if it has some, those of evaluation for
+        a held-out prompt, else those of training.
         """
+        own = request.sampling
+        if own is not None:
+            return dataclasses.replace(
+                self.rollout,
+                temperature=own.temperature,
+                top_p=own.top_p,
+                top_k=own.top_k,
+                seed=self.rollout.seed if own.seed is None else own.seed,
+            )
         if request.held_out and self.held_out is not None:
             return self.held_out
         return self.rollout
+
+    def stops(self, request: Request) -> tuple[tuple[int, ...], tuple[str, ...]]:
+        """Return the token ids and the texts that end an answer to `request`."""
+        own = request.sampling
+        if own is None:
+            return self.stop_token_ids, self.stop_texts
+        ids = own.stop_tokens
+        if own.ends:
+            ids = (*self.stop_token_ids, *ids)
+        return ids, own.stop_texts
 
     @property
     def share(self) -> float:

@@ -25,8 +25,6 @@ from rlplace.tokens import Completion, Request
 from rlplace.workers.engines.contract import BatchScorer, EngineSettings, Weights
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
     from rlplace.workers.engines.contract import TextEngine
     from rlplace.workers.engines.weights import ExpectedWeights
     from rlplace.workers.worker import Worker, WorkerContext
@@ -98,9 +96,12 @@ class GenerationEngine:
 
         The worker's own `move` calls this method. Raises AcceleratorOutOfMemory.
         """
+        from rlplace.workers.engines.weights import weights_of_folder
+
         self.accelerator_bytes = self._engine.move(to)
         if self._frozen and to > Residency.OFF and self._engine.version is None:
-            self._engine.load(self._weights_of_folder(), _FROZEN_VERSION)
+            weights = weights_of_folder(self._engine, self._folder, _NAME)
+            self._engine.load(weights, _FROZEN_VERSION)
         return self.accelerator_bytes
 
     def load(self, weights: Weights, version: int) -> None:
@@ -114,24 +115,6 @@ class GenerationEngine:
     def drop(self) -> None:
         """Discard all answers in flight."""
         self._engine.drop()
-
-    def _weights_of_folder(self) -> dict[str, Tensor]:
-        """Read all weights from the model's folder, and return them by the names that the engine expects."""
-        from rlplace.models.checkpoint import Checkpoint
-        from rlplace.workers.engines.weights import EMBEDDING, HEAD
-
-        files = Checkpoint(self._folder, _NAME)
-        # Names of a module, where it has other ones than the files
-        shapes: Mapping[str, tuple[int, ...]]
-        shapes = getattr(self._engine, "shapes", self._expected.shapes)
-        weights = {}
-        for name, shape in shapes.items():
-            names: tuple[str, ...] = (name,)
-            if name == HEAD and self._expected.tied:
-                names = (HEAD, EMBEDDING)
-            whole = tuple(slice(0, size) for size in shape)
-            weights[name] = files.part(names, shape, whole)
-        return weights
 
     # ── generating ───────────────────────────────────────────────────────────────────────────────────────────────────
 

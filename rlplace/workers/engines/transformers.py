@@ -70,6 +70,14 @@ if TYPE_CHECKING:
     from rlplace.comm.weights.device_push import DevicePush
     from rlplace.workers.launch.devices import Device
 
+# Stop texts of so many requests are kept, with what finds them
+_KEPT_FINDERS = 256
+
+
+def _kind_of(sampling: TextRolloutConfig) -> tuple[float, float, int]:
+    """Return the sampling parameters by which rows are drawn together."""
+    return sampling.temperature, sampling.top_p, sampling.top_k
+
 
 @dataclasses.dataclass(slots=True)
 class _Answer:
@@ -123,11 +131,9 @@ class TransformersEngine(ModuleEngine):
         rollout = settings.rollout
         self._settings = settings
         self._sampling = rollout
-        # Tokenizer, only to find stop texts
-        texts = settings.stop_texts
-        self._stop_texts: StopTexts | None = None
-        if texts:
-            self._stop_texts = StopTexts(Tokenizer.load(settings.model), texts)
+        # Stop texts of requests -> what finds them
+        self._finders: dict[tuple[str, ...], StopTexts | None] = {(): None}
+        self._tokenizer: Tokenizer | None = None
         # A model for images, or one for text only
         whole = AutoConfig.from_pretrained(settings.model, local_files_only=True)
         config = whole.get_text_config(decoder=True)
@@ -437,12 +443,15 @@ class TransformersEngine(ModuleEngine):
             uniforms.append(None if greedy else answer.numbers.random())
         # Draw all rows with the parameters of the first row, then draw the rows with other parameters again
         tokens, logprobs = choose(allowed, drawn[0], uniforms)
-        others = [row for row, kind in enumerate(drawn) if kind is not drawn[0]]
-        if others:
+        kinds = [_kind_of(parameters) for parameters in drawn]
+        for other in dict.fromkeys(kinds):
+            if other == kinds[0]:
+                continue
+            rows = [row for row, each in enumerate(kinds) if each == other]
             found = choose(
-                allowed[others], drawn[others[0]], [uniforms[row] for row in others]
+                allowed[rows], drawn[rows[0]], [uniforms[row] for row in rows]
             )
-            tokens[others], logprobs[others] = found
+            tokens[rows], logprobs[rows] = found
         for answer, token, logprob in zip(
             answers, tokens.tolist(), logprobs.tolist(), strict=True
         ):
@@ -462,11 +471,9 @@ class TransformersEngine(ModuleEngine):
         for row in reversed(range(len(self._active))):
             answer = self._active[row]
             least = self._sampling.min_tokens
+            ids, texts = self._settings.stops(answer.request)
             finish = answer.finish(
-                self._settings.stop_token_ids,
-                self._stop_texts,
-                least,
-                self._settings.context,
+                ids, self._finder(texts), least, self._settings.context
             )
             if finish is None:
                 continue
@@ -489,6 +496,16 @@ class TransformersEngine(ModuleEngine):
                 cache.copy(len(self._active), row, last.length - 1)
                 self._active[row] = last
         return taken[::-1]
+
+    def _finder(self, texts: tuple[str, ...]) -> StopTexts | None:
+        """Return what finds these stop texts in an answer; None without texts."""
+        if texts not in self._finders:
+            # Requests may bring any number of texts
+            if len(self._finders) > _KEPT_FINDERS:
+                self._finders = {(): None}
+            self._tokenizer = self._tokenizer or Tokenizer.load(self._settings.model)
+            self._finders[texts] = StopTexts(self._tokenizer, texts)
+        return self._finders[texts]
 
     def logprobs(self, tokens: Sequence[int]) -> Sequence[float]:
         (scores,) = self.logprobs_of([tokens], len(tokens))

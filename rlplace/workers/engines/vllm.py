@@ -301,6 +301,7 @@ class VllmEngine:
         require(self, self._owner, "generate", needs=Residency.FULL)
         check_length(self._owner, len(request.tokens), self._settings.context)
         drawn = self._settings.drawn(request)
+        stop_token_ids, stop_texts = self._settings.stops(request)
         tokens = request.tokens.tolist()
         for sample in range(
             request.first_sample, request.first_sample + request.samples
@@ -311,9 +312,9 @@ class VllmEngine:
                 top_p=drawn.top_p,
                 top_k=drawn.top_k,
                 seed=_seed_of(drawn.seed, request, sample),
-                stop_token_ids=list(self._settings.stop_token_ids),
-                stop=list(self._settings.stop_texts),
-                detokenize=bool(self._settings.stop_texts),
+                stop_token_ids=list(stop_token_ids),
+                stop=list(stop_texts),
+                detokenize=bool(stop_texts),
                 max_tokens=request.max_new_tokens,
                 min_tokens=min(drawn.min_tokens, request.max_new_tokens),
                 repetition_penalty=drawn.repetition_penalty,
@@ -511,7 +512,8 @@ def _build(
         return LLMEngine.from_engine_args(
             EngineArgs(
                 model=str(settings.model),
-                skip_tokenizer_init=not settings.stop_texts,  # token ids in, token ids out
+                # Token ids in, token ids out, but for texts that end an answer
+                skip_tokenizer_init=not (settings.stop_texts or settings.takes_texts),
                 generation_config="vllm",  # not the sampling that the folder recommends
                 load_format="dummy",
                 dtype=TORCH_NAMES[rollout.dtype],

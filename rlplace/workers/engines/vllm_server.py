@@ -270,6 +270,7 @@ class VllmServer:
         require(self, self._owner, "generate", needs=Residency.FULL)
         check_length(self._owner, len(request.tokens), self._settings.context)
         drawn = self._settings.drawn(request)
+        stop_token_ids, stop_texts = self._settings.stops(request)
         tokens = request.tokens.tolist()
         first = request.first_sample
         seed = drawn.seed
@@ -282,9 +283,9 @@ class VllmServer:
                 "top_p": drawn.top_p,
                 "top_k": drawn.top_k,
                 "seed": own_seed,
-                "stop_token_ids": list(self._settings.stop_token_ids),
-                "stop": list(self._settings.stop_texts),
-                "detokenize": bool(self._settings.stop_texts),
+                "stop_token_ids": list(stop_token_ids),
+                "stop": list(stop_texts),
+                "detokenize": bool(stop_texts),
                 "max_tokens": min(request.max_new_tokens, room),
                 "min_tokens": min(drawn.min_tokens, request.max_new_tokens),
                 "repetition_penalty": drawn.repetition_penalty,

@@ -166,6 +166,28 @@ class ExpectedWeights:
         return weights
 
 
+def weights_of_folder(engine: TextEngine, folder: Path, key: str) -> dict[str, Tensor]:
+    """Read all weights from a Hugging Face folder, and return them by the names that `engine` expects.
+
+    `key`: what names the folder, for errors. Raises ConfigError.
+    """
+    from rlplace.models.checkpoint import Checkpoint
+
+    files = Checkpoint(folder, key)
+    expected = ExpectedWeights.of_folder(folder)
+    # Names of a module, where it has other ones than the files
+    shapes: Mapping[str, tuple[int, ...]]
+    shapes = getattr(engine, "shapes", expected.shapes)
+    weights = {}
+    for name, shape in shapes.items():
+        names: tuple[str, ...] = (name,)
+        if name == HEAD and expected.tied:
+            names = (HEAD, EMBEDDING)
+        whole = tuple(slice(0, size) for size in shape)
+        weights[name] = files.part(names, shape, whole)
+    return weights
+
+
 def merged(
     weights: Weights, factors: FactorsOf, device: torch.device
 ) -> Iterator[tuple[str, Tensor]]:

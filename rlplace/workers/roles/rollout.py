@@ -408,7 +408,7 @@ class RowNoise:
 # ── language models ───────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-class _Counts:
+class Counts:
     """Counters of a rollout rank's work in one iteration; `metrics` returns them as metrics."""
 
     def __init__(self, cached_tokens: int) -> None:
@@ -571,7 +571,7 @@ class TextRolloutWorker(RolloutWorker):
         """
         assert self._probe is not None, "setup comes first"
         verified = self._probe.compare()
-        counts = _Counts(self.engine.cached_tokens)
+        counts = Counts(self.engine.cached_tokens)
         while self._take(iteration, counts):
             self._step(counts)
         # Nothing is in flight if the end arrives after the last answer.
@@ -579,7 +579,7 @@ class TextRolloutWorker(RolloutWorker):
             self._step(counts)
         return {**counts.metrics(self.engine.cached_tokens), **verified}
 
-    def _take(self, iteration: int, counts: _Counts) -> bool:
+    def _take(self, iteration: int, counts: Counts) -> bool:
         """Take requests from the channel and submit them to the engine, as long as the engine has room.
 
         If no answer is in flight, wait for a request. Return False after the message EndOfIteration, else True.
@@ -615,7 +615,7 @@ class TextRolloutWorker(RolloutWorker):
             counts.prompt_tokens += item.samples * len(item.tokens)
         return True
 
-    def _step(self, counts: _Counts) -> None:
+    def _step(self, counts: Counts) -> None:
         # The actor has started to push new weights; answers in flight continue with them.
         while self._receiver.announced():
             held = self.engine.version

@@ -30,6 +30,7 @@ class Moments(Protocol):
     """
 
     packed: bool  # whether `read` returns new float32 tensors on the host
+    config: OptimizerConfig  # of the next step
 
     def step(
         self,
@@ -73,7 +74,7 @@ class FloatMoments:
     packed = False
 
     def __init__(self, stepped: Sequence[Tensor], config: OptimizerConfig) -> None:
-        self._config = config
+        self.config = config
         self._moments: dict[str, list[Tensor]] = {}
         for name in _NAMES:
             self._moments[name] = [torch.zeros_like(tensor) for tensor in stepped]
@@ -86,7 +87,7 @@ class FloatMoments:
         lr: float,
     ) -> None:
         first, second = (self._moments[name] for name in _NAMES)
-        _step(stepped, gradients, first, second, self._steps, lr, self._config)
+        _step(stepped, gradients, first, second, self._steps, lr, self.config)
 
     def tensors(self) -> list[Tensor]:
         return [*self._steps, *itertools.chain(*self._moments.values())]
@@ -116,7 +117,7 @@ class ByteMoments:
     packed = True
 
     def __init__(self, stepped: Sequence[Tensor], config: OptimizerConfig) -> None:
-        self._config = config
+        self.config = config
         self._steps_made = 0
         self._shapes = [tensor.shape for tensor in stepped]
         self._first = [_Packed.zeros(tensor, signed=True) for tensor in stepped]
@@ -147,7 +148,7 @@ class ByteMoments:
                 m = first.unpack()[: len(weights)]
                 v = root.unpack()[: len(weights)].square_()
                 steps = torch.full((), float(self._steps_made), device=tensor.device)
-                _step([weights], [gradients_of], [m], [v], [steps], lr, self._config)
+                _step([weights], [gradients_of], [m], [v], [steps], lr, self.config)
                 first.pack(m)
                 root.pack(v.sqrt_())
         self._steps_made += 1

@@ -238,6 +238,11 @@ class Trainer:
         if ema_decay is not None:
             self.average = MovingAverage(model.trained_shards(), ema_decay)
 
+    def configure(self, config: OptimizerConfig) -> None:
+        """Make the next steps with the numbers of `config`. Its kind and place have to be those of the first config."""
+        self._config = config
+        self.optimizer.moments.config = config
+
     @property
     def host_bytes(self) -> int:
         """Bytes of optimizer and moving average that are always on the host, even if the component is not offloaded."""

@@ -35,8 +35,10 @@ TokenArray = NDArray[np.float32]
 BySample = Sequence[TokenArray]  # [N] of each sample, in the order of the groups
 # Arrays over response tokens. `old`: log-probabilities by the actor's weights before the first step. `values`: by the
 # value head on its trunk, or by a critic. `reference`: log-probabilities by the reference. `returns`: regression
-# targets of the values.
-Target = Literal["advantages", "old", "reference", "values", "returns"]
+# targets of the values. `weights`, `logprobs`: of the tokens of a pass that a client of the training API commands.
+Target = Literal[
+    "advantages", "old", "reference", "values", "returns", "weights", "logprobs"
+]
 
 # All components have computed their scores before the loop asks for them, so only the network takes time.
 SCORES_TIMEOUT_S = 60.0

@@ -138,6 +138,10 @@ class StateFiles:
         if not self._copies:
             self._behind.wait()
 
+    def wait(self) -> None:
+        """Wait until this rank has written its part of the last save, or has reported why it could not."""
+        self._behind.wait()
+
     def _write(
         self,
         folder: Path,

@@ -470,6 +470,24 @@ class TrainedLm(TrainedModel):
     def own_gradients(self) -> list[Tensor]:
         return self.gradients()
 
+    @property
+    def has_gradients(self) -> bool:
+        """Whether a backward pass has made gradients that no step has used yet."""
+        return bool(self._sums) or self._trained[0].grad is not None
+
+    def copy_gradients(self) -> list[Tensor]:
+        """Return a copy on the host of this rank's part of each gradient, for `restore_gradients`."""
+        return [gradient.to("cpu", copy=True) for gradient in self.gradients()]
+
+    def restore_gradients(self, gradients: Sequence[Tensor]) -> None:
+        """Continue with the gradients that `copy_gradients` has returned; later backward passes add to them."""
+        for parameter, gradient in zip(self._trained, gradients, strict=True):
+            here = gradient.to(self.device)
+            if parameter.dtype == torch.float32:
+                parameter.grad = like(parameter, here)
+            else:
+                self._sums[parameter] = here
+
     def _add_gradient(self, parameter: Tensor) -> None:
         """Add the parameter's gradient of a micro-batch to the float32 sum of its gradients, and drop the gradient.
 

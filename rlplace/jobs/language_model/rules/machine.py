@@ -49,11 +49,17 @@ class TokenizedJob:
     written: str
 
 
-def launch_problems(config: LanguageModelJobConfig, plan: Plan) -> Iterator[Problem]:
-    """Yield a problem for each library or file that is missing or unfit on this machine for a run of the plan."""
+def launch_problems(
+    config: LanguageModelJobConfig, plan: Plan, *, reads_prompts: bool = True
+) -> Iterator[Problem]:
+    """Yield a problem for each library or file that is missing or unfit on this machine for a run of the plan.
+
+    `reads_prompts`: whether the run has prompts of its own, which are checked too.
+    """
     if config.rollout.engine == "vllm":
         yield from _vllm_problems(config, plan)
-    yield from actor_problems(config, _prompt_problems)
+    data = _prompt_problems if reads_prompts else _no_problems
+    yield from actor_problems(config, data)
     for component in plan.placement.components:
         block = config.block_of(component)
         key = config.key_of(component)
@@ -66,6 +72,10 @@ def launch_problems(config: LanguageModelJobConfig, plan: Plan) -> Iterator[Prob
             path = block.model.get("path")
         if path is not None:
             yield from weights_problems(Path(str(path)), f"{key}.model.path")
+
+
+def _no_problems(config: LanguageModelJobConfig, folder: Path) -> Iterable[Problem]:
+    return ()
 
 
 def _prompt_problems(config: LanguageModelJobConfig, folder: Path) -> Iterable[Problem]:

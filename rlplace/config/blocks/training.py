@@ -227,7 +227,7 @@ class AlgorithmConfig:
     """How samples are made and used for learning. Keys that only one kind of job has are refused in the other kind."""
 
     name: AlgorithmName = knob(
-        "ppo: with a critic | distill: from a teacher | sft: written answers | serve: for clients | others: without a critic",
+        "ppo: with a critic | distill: from a teacher | sft: written answers | serve: for clients | others: none",
         "ppo",
     )
     rollout_steps: int = simulator_knob(

@@ -82,7 +82,7 @@ def read_pass(body: bytes) -> PassMessage:
     loss = ""
     number = 0
     forward_only = False
-    for field, value in _fields(body):
+    for field, value in fields_of(body):
         match field:
             case 1:
                 model_id = _text(value)
@@ -114,13 +114,13 @@ def _datum(body: bytes) -> DatumMessage:
     tokens = [np.zeros(0, np.int32)]
     inputs = dict[str, Array]()
     others = ""
-    for field, value in _fields(body):
+    for field, value in fields_of(body):
         if field == 1:
-            for kind, chunk in _fields(_part(value)):
+            for kind, chunk in fields_of(_part(value)):
                 if kind != 1:
                     others = "it has an image or audio, and the server reads text only"
                     continue
-                for at, written in _fields(_part(chunk)):
+                for at, written in fields_of(_part(chunk)):
                     if at == 1:
                         tokens.append(_array(_part(written), "<i4"))
         elif field == 2:
@@ -140,7 +140,7 @@ def _tensor(body: bytes) -> Array | str:
     dense = b""
     dtype = 0
     shape = list[int]()
-    for field, value in _fields(body):
+    for field, value in fields_of(body):
         match field:
             case 1:
                 dense = _part(value)
@@ -160,7 +160,7 @@ def _tensor(body: bytes) -> Array | str:
 
 
 def _setting(body: bytes) -> float | str:
-    for field, value in _fields(body):
+    for field, value in fields_of(body):
         if field == 1:
             return _number(value)
         if field == 2:
@@ -174,17 +174,17 @@ def write_pass(
     """Return the message ForwardBackwardOutput. `logprobs`: of the target tokens of each datum, [N]."""
     edges = np.cumsum([0, *(4 * len(each) for each in logprobs)])
     empty = np.zeros(0, np.float32)
-    batched = _message(
+    batched = message_of(
         [
             (1, np.concatenate([empty, *logprobs]).astype("<f4").tobytes()),
             (2, edges.astype("<i8").tobytes()),
             (3, _FLOAT32),
         ]
     )
-    field = _message([(1, "logprobs"), (2, batched)])
-    record = _message([(1, "TorchLossReturn"), (2, field), (3, len(logprobs))])
-    entries = [(3, _message([(1, n), (2, float(v))])) for n, v in metrics.items()]
-    return _message([(1, "TorchLossReturn"), (2, record), *entries])
+    field = message_of([(1, "logprobs"), (2, batched)])
+    record = message_of([(1, "TorchLossReturn"), (2, field), (3, len(logprobs))])
+    entries = [(3, message_of([(1, n), (2, float(v))])) for n, v in metrics.items()]
+    return message_of([(1, "TorchLossReturn"), (2, record), *entries])
 
 
 def write_samples(
@@ -199,7 +199,7 @@ def write_samples(
     """
     fields: Fields = []
     for answer in answers:
-        sequence = _message(
+        sequence = message_of(
             [
                 (1, _REASONS[answer.finish]),
                 (2, answer.tokens.astype("<i4").tobytes()),
@@ -211,13 +211,13 @@ def write_samples(
         # Nothing comes before the first token
         numbers = np.array([np.nan, *prompt_logprobs], "<f4")
         fields.append((2, numbers.tobytes()))
-    return _message([*fields, (4, cached)])
+    return message_of([*fields, (4, cached)])
 
 
 # ── the encoding ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def _fields(body: bytes) -> Iterator[tuple[int, int | bytes]]:
+def fields_of(body: bytes) -> Iterator[tuple[int, int | bytes]]:
     """Yield (number, value) of each field: an int for a varint, else the bytes. Raises NotReadable."""
     at = 0
     while at < len(body):
@@ -264,7 +264,7 @@ def _entry(value: int | bytes) -> tuple[str, int | bytes]:
     """Return (key, value) of an entry of a map."""
     name = ""
     found: int | bytes = b""
-    for field, each in _fields(_part(value)):
+    for field, each in fields_of(_part(value)):
         if field == 1:
             name = _text(each)
         elif field == 2:
@@ -309,7 +309,7 @@ def _array(value: bytes, dtype: str) -> Array:
         raise NotReadable(f"an array ends within a number of {dtype}") from error
 
 
-def _message(fields: Iterable[tuple[int, int | float | str | bytes]]) -> bytes:
+def message_of(fields: Iterable[tuple[int, int | float | str | bytes]]) -> bytes:
     """Return a message with these fields: (number, value)."""
     out = bytearray()
     for number, value in fields:

@@ -44,6 +44,7 @@ from rlplace.jobs.notes import missing_problems
 from rlplace.models.folders import existing_folder
 from rlplace.models.unused_layers import layer_problems
 from rlplace.placement.channels import ChannelPlan, channel_plan, plan_weights
+from rlplace.placement.counts import Count
 from rlplace.placement.language.hybrid import HybridComponentPlacement
 from rlplace.placement.machines.topology import Topology
 from rlplace.placement.memory.ledger import Measurements, MemoryCase
@@ -68,6 +69,8 @@ _PLACED: tuple[Rule[PlacedTextJob], ...] = (
     *batches.RULES,
     *served.PLACED,
 )
+# Subjects of numbers that a training API does not have
+_OF_ITERATIONS = ("samples", "steps")
 _WARNINGS: tuple[Rule[PlacedTextJob], ...] = (*waste.WARNINGS, *trained.WARNINGS)
 
 
@@ -152,6 +155,11 @@ class ServedJob(LanguageModelJob):
 
     def performance_model(self) -> None:
         return None
+
+    def counts(self, config: LanguageModelJobConfig, plan_: Plan) -> tuple[Count, ...]:
+        found = super().counts(config, plan_)
+        # Clients say how many samples there are, and when a step is made
+        return tuple(each for each in found if each.subject not in _OF_ITERATIONS)
 
     # ── its checks ───────────────────────────────────────────────────────────────────────────────────────────────────
 

@@ -146,6 +146,18 @@ def test_a_client_trains_saves_and_samples(
         with pytest.raises(Refusal, match="there is no model"):
             plain.train("optim_step", adam_params=ADAM)
 
+        # Ruined weights fail the requests of their client alone
+        other.run_pass(DATA, "cross_entropy")
+        other.train("optim_step", adam_params={"learning_rate": 1e38})
+        ruined = other.train("save_weights_for_sampler")["sampling_session_id"]
+        told = other.sample(ruined, FIRST["tokens"], 1)
+        assert "not finite" in told["error"]
+        other.run_pass(DATA, "cross_entropy")
+        assert "not finite" in other.train("optim_step", adam_params=ADAM)["error"]
+        assert loaded.run_pass(DATA, "cross_entropy", forward=True)[1] == pytest.approx(
+            lower, rel=1e-6
+        )
+
     run_with(model, tmp_path, client, *COLLOCATED, monkeypatch=monkeypatch)
 
 

@@ -218,6 +218,15 @@ class ServedJob(LanguageModelJob):
             key = _made_key()
         return f"clients    export TINKER_BASE_URL=http://{serve.host}:{serve.port} TINKER_API_KEY={key}"
 
+    def resume_notes(
+        self,
+        config: LanguageModelJobConfig,
+        differences: Mapping[str, tuple[object, object]],
+        iteration: int,
+    ) -> list[str]:
+        """Return how a client reaches the server: a run that is resumed prints no start text."""
+        return [f"    {self.start_text(config)}"]
+
     def work(self, config: LanguageModelJobConfig, needs: Needs) -> Work:
         return dataclasses.replace(Job.work(self, config, needs), collects=False)
 

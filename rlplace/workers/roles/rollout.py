@@ -629,12 +629,7 @@ class TextRolloutWorker(RolloutWorker):
         finished = self.engine.step(counts.watch)
         for completion in finished:
             if not np.isfinite(completion.logprobs).all():
-                error = _not_finite(self.context.owner, completion)
-                if not self.config.config.skips_poison:
-                    raise error
-                self.context.log.warning(
-                    "skipped: %s: %s", error.problem.what, error.problem.got
-                )
+                self._note_not_finite(completion)
             self.context.channels[COMPLETIONS].put(
                 completion, key=str(completion.env_rank)
             )
@@ -644,6 +639,15 @@ class TextRolloutWorker(RolloutWorker):
         if finished:
             counts.answers += len(finished)
             counts.watch.lap("put", len(finished))
+
+    def _note_not_finite(self, completion: Completion) -> None:
+        """Raise DivergedError for an answer with numbers that are not finite; log it if the config skips such ones."""
+        error = _not_finite(self.context.owner, completion)
+        if not self.config.config.skips_poison:
+            raise error
+        self.context.log.warning(
+            "skipped: %s: %s", error.problem.what, error.problem.got
+        )
 
 
 def _not_finite(owner: str, completion: Completion) -> DivergedError:

@@ -24,6 +24,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
+import numpy as np
+
 from rlplace.codes import config_error
 from rlplace.config.blocks.language_model import LanguageModelJobConfig
 from rlplace.config.model_folder import text_keys
@@ -280,6 +282,11 @@ class ApiWorker(EnvWorker):
                 self._book.futures.fail(work.future, item.why)
             case PromptScores():
                 work.prompt_logprobs = item.logprobs
+            case Completion() if not np.isfinite(item.logprobs).all():
+                why = (
+                    "the weights of this sampler give probabilities that are not finite"
+                )
+                self._book.futures.fail(work.future, why)
             case Completion():
                 work.answers[item.sample] = item
         if work.whole:
@@ -554,8 +561,6 @@ class ServedActor(Actor):
 
     def _shards(self, data: Sequence[Datum]) -> list[SampleShard]:
         """Return for each rank what it needs of the data of a pass."""
-        import numpy as np
-
         groups = []
         for number, datum in enumerate(data):
             size = len(datum.tokens)
@@ -692,7 +697,7 @@ class _TurnCounts:
             "actor/optimizer_steps": Metric(self.steps),
             "actor/tokens": Metric(self.tokens),
         }
-        if self.passes:
+        if self.passes and math.isfinite(self.loss):
             found["actor/loss_sum"] = Metric(self.loss)
         if self.steps:
             found["actor/grad_norm"] = Metric(self.norm)
@@ -766,6 +771,9 @@ class ServedRollout(TextRolloutWorker):
             self.engine.submit(request)
         except ConfigError as error:
             told.put(NotSampled(group=request.group, why=str(error)), key=key)
+
+    def _note_not_finite(self, completion: Completion) -> None:
+        """Do nothing: env tells the client, whose weights these are."""
 
     def _has(self, item: ServedRequest) -> bool:
         """Whether the engine has the weights of a request."""

@@ -105,12 +105,16 @@ class ApiServer(JsonServer):
         name = path.partition("?")[0].removeprefix(_ROOT)
         finished = re.fullmatch(r"sessions/([\w-]+)/finish", name)
         try:
+            message = None
+            if name == "forward_backward":
+                # Read before the lock: it may be large
+                message = _message_in(body)
             with self._book.changed:
                 if finished is not None:
                     self._book.finish_session(finished[1])
                     return {}
-                if name == "forward_backward":
-                    return self._forward_backward(body)
+                if message is not None:
+                    return self._forward_backward(message)
                 if name in self._posts:
                     return self._posts[name](Given.of(body))
         except TooMany as error:
@@ -276,12 +280,7 @@ class ApiServer(JsonServer):
         future = self._book.futures.promise(f"{model}:{number}")
         return Training(future=future, model=model, command=command, result=result)
 
-    def _forward_backward(self, body: bytes) -> object:
-        if body[:1] == b"{":
-            raise Wrong(
-                "forward_backward is sent as protobuf, as clients of version 0.38 do; this body is JSON"
-            )
-        message: PassMessage = read_pass(body)
+    def _forward_backward(self, message: PassMessage) -> object:
         model = message.model_id
         number = message.number
 
@@ -464,6 +463,15 @@ class ApiServer(JsonServer):
                 self._book.sampling.remove(work)
                 self._book.futures.fail(work.future, "it was cancelled")
         return {}
+
+
+def _message_in(body: bytes) -> PassMessage:
+    """Return the request for a pass in `body`. Raises Wrong for JSON, NotReadable for anything else."""
+    if body[:1] == b"{":
+        raise Wrong(
+            "forward_backward is sent as protobuf, as clients of version 0.38 do; this body is JSON"
+        )
+    return read_pass(body)
 
 
 def _promised(name: str, model: str | None = None) -> dict[str, Any]:

@@ -208,7 +208,14 @@ def test_one_update_is_that_of_the_sft_job(
     (line,) = found.metrics()
     assert loss == pytest.approx(line["actor/loss"], abs=1e-6)
     assert norm == pytest.approx(line["actor/grad_norm"], rel=1e-5)
-    folder = output / "served" / name.replace(":", "-") / "sampler_weights" / "after"
+    folder = (
+        output
+        / "served"
+        / name.replace(":", "-")
+        / "sampler_weights"
+        / "after"
+        / "model"
+    )
     weights = load_file(folder / "model.safetensors")
     assert weights.keys() == expected.keys()
     moved = load_file(model / "model.safetensors")

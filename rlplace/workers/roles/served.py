@@ -48,6 +48,7 @@ from rlplace.workers.roles.actor import Actor
 from rlplace.workers.roles.env import EnvWorker
 from rlplace.workers.roles.rollout import Counts, TextRolloutWorker
 from rlplace.workers.serving.book import (
+    MODEL,
     Book,
     Model,
     Sampled,
@@ -599,7 +600,8 @@ class ServedActor(Actor):
                 case LoadState():
                     self._load_state(command)
                 case SaveModel():
-                    self._model.save(Path(command.folder), self.context.rank)
+                    folder = Path(command.folder) / MODEL
+                    self._model.save(folder, self.context.rank)
                 case Exchange():
                     self._exchange(command)
         except (ConfigError, RlplaceError) as error:

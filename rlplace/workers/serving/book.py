@@ -6,7 +6,7 @@ All methods are called with the lock `changed` held. Nothing here uses a network
 ::
 
     tinker://<model>/weights/<name>            folder/<model>/weights/<name>/           state: to train on
-    tinker://<model>/sampler_weights/<name>    folder/<model>/sampler_weights/<name>/   a Hugging Face folder
+    tinker://<model>/sampler_weights/<name>    folder/<model>/sampler_weights/<name>/   model: a Hugging Face folder
     a sampler without a name                   folder/<model>/unnamed/<number>/         the newest few are kept
     a model that others have displaced         folder/<model>/parked/
 """
@@ -38,6 +38,8 @@ _NAME = re.compile(r"(?!\.+$)[\w.-]{1,128}", re.ASCII)
 # A request whose number is missing is awaited for so long
 _GAP_S = 60.0
 Kind = Literal["weights", "sampler_weights"]
+# Name of the Hugging Face folder in the folder of a sampler; factors are beside it
+MODEL = "model"
 
 
 class Wrong(Exception):  # the answer to a request is made of it
@@ -408,12 +410,13 @@ class Book:
         """Return the folder from which an engine loads weights. Raises Wrong."""
         if not snapshot.folder:
             return str(self.served.folder)
-        if not Path(snapshot.folder).is_dir():
+        folder = Path(snapshot.folder) / MODEL
+        if not folder.is_dir():
             raise Wrong(
                 "the weights of this sampler are gone: of samplers without a name, the server keeps "
                 f"{self._kept} of each model (serve.kept_samplers); save_weights_for_sampler(name) keeps them"
             )
-        return snapshot.folder
+        return str(folder)
 
 
 class TooMany(Wrong):

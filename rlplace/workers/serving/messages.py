@@ -71,7 +71,7 @@ class LoadState:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class SaveModel:
-    """Save the whole weights as a Hugging Face folder, from which engines load them."""
+    """Save the whole weights as the Hugging Face folder `model` in a folder, from which engines load them."""
 
     folder: str
 

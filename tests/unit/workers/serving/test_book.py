@@ -128,6 +128,7 @@ def test_the_newest_samplers_without_names_are_kept(tmp_path: Path) -> None:
             book.keep_unnamed(model, folder)
             folders.append(folder)
         old, new = (Snapshot(weights=1, folder=folder) for folder in folders)
-        assert book.folder_of(new) == folders[1]
+        (Path(folders[1]) / "model").mkdir()
+        assert book.folder_of(new) == f"{folders[1]}/model"
         with pytest.raises(Wrong, match=r"serve\.kept_samplers"):
             book.folder_of(old)

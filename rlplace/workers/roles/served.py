@@ -528,7 +528,7 @@ class ServedActor(Actor):
         )
         # Gradients that no step has used, by model; of the present model at ""
         self._gradients: dict[str, list[Tensor]] = {}
-        self._open_sync()
+        self._enter_plan()
         self.move(Residency.OFF)
 
     def learn(self, iteration: int) -> Metrics:

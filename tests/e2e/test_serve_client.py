@@ -17,8 +17,6 @@ tinker = pytest.importorskip(
 pytestmark = pytest.mark.slow
 
 LORA = ("actor.lora_rank=8", "actor.lora_alpha=16")
-# Few enough supervised steps that a reward can still rise
-SUPERVISED = 10
 REINFORCED = 20
 RAY = ("cluster.launcher=ray",)
 TWO_RANKS = (
@@ -61,13 +59,14 @@ def problems(
 
 
 @pytest.mark.parametrize(
-    ("placement", "rate"),
-    [((), 1e-2), ((*TWO_RANKS, *LORA), 3e-2)],
+    ("placement", "supervised"),
+    # Few enough supervised steps that a reward can still rise
+    [((), 10), ((*TWO_RANKS, *LORA), 20)],
     ids=["inline", "two-ranks-lora"],
 )
 def test_supervised_and_reinforced_loops_learn(
     placement: tuple[str, ...],
-    rate: float,
+    supervised: int,
     model: Path,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -81,12 +80,12 @@ def test_supervised_and_reinforced_loops_learn(
             base_model="a-model", rank=8
         ).result()
         losses = []
-        for step in range(SUPERVISED):
+        for step in range(supervised):
             rows = problems(tokenizer, 16, step)
             weight = 1 / sum(len(answer) for _, answer in rows)
             data = [datum(p, a, weights=[weight] * len(a)) for p, a in rows]
             passed = training.forward_backward(data, "cross_entropy")
-            stepped = training.optim_step(types.AdamParams(learning_rate=rate))
+            stepped = training.optim_step(types.AdamParams(learning_rate=1e-2))
             losses.append(passed.result().metrics["loss:sum"])
             stepped.result()
         rewards = []
@@ -113,7 +112,7 @@ def test_supervised_and_reinforced_loops_learn(
                     data.append(datum(prompt, sequence.tokens, **inputs))
             rewards.append(total / len(rows))
             passed = training.forward_backward(data, "importance_sampling")
-            stepped = training.optim_step(types.AdamParams(learning_rate=rate / 3))
+            stepped = training.optim_step(types.AdamParams(learning_rate=3e-3))
             passed.result()
             stepped.result()
         saved = training.save_state("last").result()

@@ -47,6 +47,7 @@ OPTIONAL = {
     ),
     *(
         "tensorboard",
+        "tinker",
         "tokenizers",
         "torch",
         "torchvision",

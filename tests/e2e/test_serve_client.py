@@ -7,13 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import tinker
 
 from rlplace.models.tokenizer import Tokenizer
 from tests.e2e.serving import KEY, run_with
 
-tinker = pytest.importorskip(
-    "tinker", reason="the client is not installed: pip install tinker"
-)
 pytestmark = pytest.mark.slow
 
 LORA = ("actor.lora_rank=8", "actor.lora_alpha=16")

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 
 from rlplace.checks.rule import Found, Rule
 from rlplace.config.blocks.machines import ChangeConfig, ElasticConfig
+from rlplace.config.other_names import COMPONENTS as OTHER_COMPONENTS
 from rlplace.config.yaml_text import show
 from rlplace.errors import did_you_mean
 from rlplace.placement.schedule import placed_names
@@ -81,7 +82,10 @@ def _not_placed(case: Changing) -> Iterator[Found]:
         for name in placed_names(change.component_placement):
             if name in case.components:
                 continue
-            near = did_you_mean(name, case.components)
+            theirs = OTHER_COMPONENTS.get(name, name)
+            near = did_you_mean(theirs, case.components)
+            if theirs in case.components:
+                near = theirs
             error = "changed"
             fixed = ""
             if near is not None:

@@ -11,13 +11,19 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from rlplace.commands import DONE, answered, typed
-from rlplace.config.options import OptionParser
+from rlplace.config.options import Meaning, OptionParser, of_other_programs
 from rlplace.contract.registry import job_of
 from rlplace.contract.requests import ExportRequest
 from rlplace.contract.trained import find_trained
 from rlplace.units import counted
 
 _KEY = "CHECKPOINT"
+# Name of a format -> the end of a file's name
+_ENDS = {
+    "onnx": ".onnx",
+    "safetensors": ".safetensors",
+    **dict.fromkeys(("pt", "pth", "torch", "pytorch", "torchscript"), ".pt"),
+}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -51,6 +57,7 @@ def _options(argv: Sequence[str]) -> argparse.Namespace:
     parser = OptionParser(
         typed("export"),
         description=about,
+        reader=lambda words: of_other_programs(words, _meant),
         check=lambda run: find_trained(run, _KEY, verified=False),
     )
     parser.add_argument(
@@ -74,6 +81,18 @@ def _options(argv: Sequence[str]) -> argparse.Namespace:
         help="the LoRA factors alone, as an adapter of PEFT",
     )
     return parser.parse_args(argv)
+
+
+def _meant(name: str, value: str) -> Meaning | None:
+    """Return what is meant by an option of another program: the format is the end of the name of the file."""
+    format_ = value if name in ("format", "type", "to") else name
+    reason = "the end of the name OUT says the format: .safetensors, .pt (TorchScript) or .onnx"
+    end = _ENDS.get(format_.lower().removeprefix("."))
+    if end is not None:
+        return Meaning(f"policy{end}        (as the word OUT)", reason)
+    if name in ("output", "o", "output_dir", "to", "save_path") and value:
+        return Meaning(value, "OUT has no name of an option")
+    return None
 
 
 def _export(

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from rlplace.codes import config_error
 from rlplace.commands import DONE, answered, typed
-from rlplace.config.options import OptionParser
+from rlplace.config.options import Meaning, OptionParser, of_other_programs
 from rlplace.errors import OutputError
 
 _TEMPLATES = Path(__file__).with_name("project")
@@ -33,6 +33,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = OptionParser(
         typed("init"),
         description="Begins a project: an environment, a config that trains it, a test and a run script.",
+        reader=lambda words: of_other_programs(words, _meant),
     )
     parser.add_argument(
         "folder", metavar=_KEY, nargs="?", default=".", help="to write into (.)"
@@ -55,6 +56,19 @@ def main(argv: Sequence[str] | None = None) -> int:
         return DONE
 
     return answered(command)
+
+
+def _meant(name: str, value: str) -> Meaning | None:
+    """Return what is meant by an option of another program for a setting of the project."""
+    if name in ("env", "env_id", "environment", "gym_id") and value:
+        option = f"--{name.replace('_', '-')}"
+        return Meaning(
+            f"leave out {option}, and write id: {value} for id and kwargs of env in train.yaml",
+            "a project begins with an environment of its own, environment.py",
+        )
+    if name in ("name", "dir", "output", "out", "path", "project") and value:
+        return Meaning(value, "FOLDER has no name of an option")
+    return None
 
 
 def write_project(folder: Path) -> None:

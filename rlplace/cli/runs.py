@@ -16,7 +16,7 @@ from typing import Any
 from rlplace.checkpoints.store import LOCK, in_use
 from rlplace.codes import config_error
 from rlplace.commands import DONE, answered, typed
-from rlplace.config.options import OptionParser
+from rlplace.config.options import Meaning, OptionParser, of_other_programs
 from rlplace.json_text import parsed
 from rlplace.report.record import CONFIG, SUMMARY
 from rlplace.report.sinks import METRICS_FILE
@@ -60,7 +60,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     `argv`: words of the command line, without the program; None: the command line of this process.
     """
     parser = OptionParser(
-        typed("runs"), description="Lists runs, the oldest first.", check=_found
+        typed("runs"),
+        description="Lists runs, the oldest first.",
+        reader=lambda words: of_other_programs(words, _meant),
+        check=_found,
     )
     parser.add_argument(
         "folder", metavar="FOLDER", nargs="?", default="runs", help="of runs (runs)"
@@ -82,6 +85,20 @@ def main(argv: Sequence[str] | None = None) -> int:
         return DONE
 
     return answered(command)
+
+
+def _meant(name: str, value: str) -> Meaning | None:
+    """Return what is meant by an option of another program that selects or orders runs."""
+    if name in ("last", "limit", "n", "tail", "max", "latest") and value.isdecimal():
+        return Meaning(f"| tail -n {value}", "all runs are listed, the newest last")
+    if name in ("sort", "sort_by", "order", "order_by"):
+        reason = (
+            "runs are listed in the order of their start; --format json has all values"
+        )
+        return Meaning(f"leave out --{name.replace('_', '-')}", reason)
+    if name in ("all", "a"):
+        return Meaning(f"leave out --{name}", "all runs are listed")
+    return None
 
 
 def _found(folder: str) -> list[Run]:

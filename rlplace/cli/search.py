@@ -65,6 +65,15 @@ _OTHER_WORDS = {
     **dict.fromkeys(("time", "timeout", "time_limit", "budget", "max_time"), "seconds"),
     **dict.fromkeys(("gpus", "num_gpus", "n_gpus"), "accelerators"),
 }
+# Unit of a time -> its seconds
+_UNITS_OF_TIME = {
+    **dict.fromkeys(("s", "sec", "second", "seconds"), 1),
+    **dict.fromkeys(("m", "min", "minute", "minutes"), 60),
+    **dict.fromkeys(("h", "hour", "hours"), 3600),
+}
+# Options of other programs for the most accelerators that a plan may use
+_LONGEST_LIST = 16  # numbers of accelerators that an error lists
+_MOST_ACCELERATORS = ("max_gpus", "max_accelerators", "max_devices")
 _SECONDS = 60.0
 # number of other accelerator counts to try if the requested ones have no plan
 _NEAREST = 16
@@ -146,6 +155,13 @@ def read_request(words: Sequence[str]) -> Request:
     own: dict[str, str] = {}
     for word, after in itertools.pairwise([*rest, ""]):
         name, _, value = word.lstrip("-").partition("=")
+        theirs = name.replace("-", "_")
+        if word.startswith("--") and _OTHER_WORDS.get(theirs) == "seconds":
+            name = "seconds"
+            value = _in_seconds(value or after)
+        if word.startswith("--") and theirs in _MOST_ACCELERATORS:
+            name = "accelerators"
+            value = _up_to(value or after)
         if word.startswith("-") and name in WORDS:
             value = value or after
             if name == "objective" and value not in OBJECTIVES:
@@ -167,7 +183,7 @@ def read_request(words: Sequence[str]) -> Request:
                 error="misspelt-word",
                 near=near,
                 words=", ".join(WORDS),
-                value=value,
+                value=_in_seconds(value) if near == "seconds" else value,
             )
         if "=" in word and name in WORDS:
             if name in own:
@@ -225,6 +241,22 @@ def read_request(words: Sequence[str]) -> Request:
             options.probe, "--probe", "how many of the best plans are run", "--probe 4"
         ),
     )
+
+
+def _up_to(text: str) -> str:
+    """Return the numbers from 1 to a small number with commas between them; another text is returned as it is."""
+    if not text.isdecimal() or not 0 < int(text) <= _LONGEST_LIST:
+        return text
+    return ",".join(str(number + 1) for number in range(int(text)))
+
+
+def _in_seconds(text: str) -> str:
+    """Return a time as a number of seconds: `10m` and `10min` are 600. Another text is returned as it is."""
+    time = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?) ?([a-z]+)", text)
+    unit = _UNITS_OF_TIME.get(time[2]) if time is not None else None
+    if time is None or unit is None:
+        return text
+    return f"{float(time[1]) * unit:g}"
 
 
 def _listed(

@@ -322,6 +322,7 @@ def with_hydra(argv: Sequence[str]) -> list[Composed]:
             job_name="rlplace",
             version_base="1.3",
         ):
+            _check_blocks(parsed, line)
             if line.flags.cfg:
                 _print_config(line, overrides)
                 return []
@@ -368,6 +369,28 @@ def _composed_jobs(
             given = [word for word in job if not word.startswith("hydra.")]
         composed.append(dataclasses.replace(config, words=(*flags, *given)))
     return composed
+
+
+# Name of an algorithm -> words with a shipped config and its settings
+_OF_TEXT = "hybrid_grpo_llm algorithm.name="
+_CONFIG_OF = {
+    "iql": "sac algorithm.name=iql 'replay.demonstrations=<a file of recorded steps>'",
+    "td3_bc": "td3 algorithm.name=td3_bc 'replay.demonstrations=<a file of recorded steps>'",
+    **dict.fromkeys(("ddqn", "double_dqn"), "dqn"),
+    "grpo": "hybrid_grpo_llm",
+    **{
+        name: f"{_OF_TEXT}{name}"
+        for name in ("dr_grpo", "rloo", "reinforce_pp", "reinforce_pp_baseline", "dapo")
+    },
+    **dict.fromkeys(
+        ("distill", "distillation", "gkd"),
+        f"{_OF_TEXT}distill 'teacher.model.path=<a folder>' 'cluster.component_placement.teacher=<numbers, such as 0>'",
+    ),
+    **dict.fromkeys(("sft", "finetune"), "sft_tiny"),
+    **dict.fromkeys(("rlhf", "ppo_rlhf"), "rlhf_tiny"),
+    **dict.fromkeys(("vla", "openvla"), "vla_reach"),
+}
+_ALGORITHM = re.compile("[-+ .]+")
 
 
 def _unknown_config(line: CommandLine) -> ConfigError:
@@ -435,10 +458,22 @@ def _unknown_config(line: CommandLine) -> ConfigError:
             hint=suggestion(close),
             cwd=Path.cwd(),
             there=", ".join(there) or "none",
-            instead=close or "hybrid_ppo",
+            instead=close or "<a config>",
         )
     # The word to paste: the name alone, as it was given, or with its flag
-    fallback = "--help" if line.name == "help" else "hybrid_ppo"
+    fallback = "--help" if line.name == "help" else "<one of these names>"
+    of_algorithm = _CONFIG_OF.get(_ALGORITHM.sub("_", word.lower()))
+    if near is None and of_algorithm is not None:
+        return config_error(
+            "unknown-config",
+            "--config-name",
+            line.name,
+            error="algorithm",
+            folder=folder,
+            names=", ".join(names),
+            tasks=", ".join(tasks),
+            instead=of_algorithm,
+        )
     instead = near or fallback
     if line.flags.config_name is not None:
         instead = f"--config-name {instead}"
@@ -449,6 +484,7 @@ def _unknown_config(line: CommandLine) -> ConfigError:
         shown = ", ".join(names)
     elif not names:
         error = "empty-folder"
+        instead = instead.replace(fallback, "hybrid_ppo")
     return config_error(
         "unknown-config",
         "--config-name",
@@ -1268,6 +1304,35 @@ def _no_such_part(error: MissingConfigException, line: CommandLine) -> ConfigErr
         known=listed(known) or "none",
         line=word.sub(near, got) if near else None,
     )
+
+
+def _check_blocks(overrides: Sequence[Override], line: CommandLine) -> None:
+    """Raise ConfigError if an override writes a word or a number over a block of a custom job's config.
+
+    The blocks of shipped jobs are checked when the config is read.
+    """
+    if not line.text:
+        return
+    written = OmegaConf.load(line.file)
+    for override in overrides:
+        key = override.key_or_group
+        if override.is_delete() or "@" in key or "/" in key or key in every_place():
+            continue
+        block = OmegaConf.select(written, key)
+        if (
+            isinstance(block, DictConfig)
+            and len(block)
+            and isinstance(override.value(), str | int | float)
+        ):
+            raise config_error(
+                "wrong-type",
+                key,
+                str(override.input_line),
+                error="block-of-own",
+                path=key,
+                keys=", ".join(map(str, block)),
+                first=next(iter(block)),
+            )
 
 
 def _check_is_block(line: CommandLine) -> None:

@@ -8,7 +8,7 @@ import typing
 from collections.abc import Iterator
 
 from rlplace.config.fields import JobName, block_at, blocks_in, fields_of, jobs
-from rlplace.config.of_job import config_of
+from rlplace.config.of_job import config_of, named_configs
 
 PLACEMENT = "cluster.component_placement"
 # Components that a config may place
@@ -46,8 +46,23 @@ def places_in(config: type, job: JobName) -> tuple[str, ...]:
     return tuple(dict.fromkeys(inside(config, "")))
 
 
+@functools.cache
+def item_blocks() -> tuple[str, ...]:
+    """Return the paths of keys with a list of blocks, such as `cluster.nodes`; a dot is at the end of each."""
+    found: dict[str, None] = {}
+    for job in jobs():
+        for place in all_places(job):
+            above, _, name = place.rpartition(".")
+            path = above.split(".") if above else ()
+            fields = fields_of(block_at(config_of(job), job, path), job)
+            hint = fields[name][1] if name in fields else None
+            if typing.get_origin(hint) is tuple and blocks_in(hint):
+                found[f"{place}."] = None
+    return tuple(found)
+
+
 def every_place() -> tuple[str, ...]:
-    """Return the paths of all keys that a config may have, for all shipped kinds of jobs."""
+    """Return the paths of all keys that a config may have, for all shipped kinds of jobs known by their components."""
     return tuple(dict.fromkeys(place for job in jobs() for place in all_places(job)))
 
 
@@ -63,9 +78,12 @@ def takes_list(key: str) -> bool:
     if above == PLACEMENT:
         return True
     path = above.split(".") if above else ()
+    configs = [(config_of(job), job) for job in jobs()]
+    # A job that is named has the keys of either kind
+    configs += [(config, jobs()[0]) for config in named_configs().values()]
     hints = []
-    for job in jobs():
-        fields = fields_of(block_at(config_of(job), job, path), job)
+    for config, job in configs:
+        fields = fields_of(block_at(config, job, path), job)
         if name in fields:
             hints.append(fields[name][1])
     return any(

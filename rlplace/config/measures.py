@@ -29,6 +29,12 @@ _COLUMNS = {
         "train_files",
         "prompt_dataset",
         "train_data_path",
+        "dataset_path",
+        "dataset_file",
+        "train_file",
+        "data_file",
+        "data_files",
+        "dataset",
     ),
     "prompt": ("input_key", "prompt_key", "prompt_column"),
     "answer": ("label_key", "answer_key", "answer_column"),
@@ -45,6 +51,8 @@ _TOGETHER = {
     "colocate_actor_ref": ("reference", "actor"),
     "colocate_critic_reward": ("reward", "critic"),
 }
+# Components with a model, which a switch puts in one place
+_MODELS = ("actor", "rollout", "critic", "reference", "reward", "teacher")
 # Text of a placement with known numbers: all of 8, 0-7, 3
 _ALL_OF = re.compile(r"all of ([0-9]+)")
 _RANGE = re.compile(r"([0-9]+)(?:-([0-9]+))?")
@@ -341,6 +349,43 @@ def _with_actor(given: Given) -> Converted | None:
     )
 
 
+def _all_together(given: Given) -> Converted | None:
+    """Convert the switch that puts all models of a job on language models on the same accelerators."""
+    if given.steps_of_iteration():
+        return None
+    of_all = value_at(given.written, PLACEMENT)
+    if str(given.value).lower() != "true" or not isinstance(of_all, Mapping):
+        return None
+    keys: dict[str, object] = {}
+    for role, placed in of_all.items():
+        if role not in _MODELS:
+            continue
+        keys[f"{PLACEMENT}.{role}"] = "all"
+        if isinstance(placed, Mapping):
+            sizes = {key: size for key, size in placed.items() if key.endswith("_size")}
+            if sizes:
+                keys[f"{PLACEMENT}.{role}"] = {"placement": "all", **sizes}
+    if not keys:
+        return None
+    return Converted(
+        keys=keys,
+        reason="there, a switch; here, the accelerators of each component are named",
+    )
+
+
+def _epochs_of_simulators(given: Given) -> Converted | None:
+    """Convert the epochs of a job on simulators, as RLinf and rl_games count them: an epoch is an iteration."""
+    if not given.steps_of_iteration() or given.has_replay or not given.amount:
+        return None
+    epochs = _whole(given.amount)
+    if epochs is None:
+        return None
+    return Converted(
+        keys={_ITERATIONS: epochs},
+        reason="there, an epoch is one rollout and what is learned from it: an iteration",
+    )
+
+
 def _passes(given: Given) -> Converted | None:
     """Ask which number is meant: TRL's name for the passes over samples is that of others for a run's length."""
     if given.role != given.name or "algorithm.samples_per_prompt" not in places_in(
@@ -534,6 +579,8 @@ _CONVERSIONS: Mapping[str, Callable[[Given], Converted | None]] = {
     **dict.fromkeys((name for names in _COLUMNS.values() for name in names), _rows),
     **dict.fromkeys(_TOGETHER, _with_actor),
     "polyak": _following,
+    "colocate_all_models": _all_together,
+    "max_epochs": _epochs_of_simulators,
     "num_iterations": _passes,
     "rollout_num_gpus": _gpus_of_component,
     "normalize": _normalized,

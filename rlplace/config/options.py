@@ -45,6 +45,23 @@ class Meaning(NamedTuple):
 Meanings = Mapping[str, Meaning]
 
 
+def of_other_programs(
+    words: Sequence[str], meant: Callable[[str, str], Meaning | None]
+) -> Meanings:
+    """Return what is meant by the options of a command line, for a command that has no config.
+
+    `words`: the words of the command line. `meant`: a function that takes name and value of an option, and returns what
+    is meant by it, or None. A name has no dashes at its beginning; a value may be empty.
+    """
+    found: dict[str, Meaning] = {}
+    _, options = apart(words, (), lambda word: False)
+    for option, values in options.items():
+        meaning = meant(option.lstrip("-").replace("-", "_"), " ".join(values[:1]))
+        if meaning is not None:
+            found[option] = meaning
+    return found
+
+
 def apart(
     words: Sequence[str], known: Collection[str], is_config: Callable[[str], bool]
 ) -> tuple[list[str], dict[str, list[str]]]:

@@ -18,6 +18,7 @@ from rlplace.errors import did_you_mean
 # Key of rlplace -> names in other libraries. A name with a leading dot is looked up below the component's block.
 _KEYS = {
     "cluster.accelerators_per_node": "nproc_per_node n_gpus_per_node num_gpus_per_node gpus_per_node accelerators",
+    "cluster.accelerator.memory": "gpu_memory gpu_mem vram gpu_memory_gb device_memory memory_per_gpu",
     "cluster.num_nodes": "num_machines machines nnodes n_nodes node_num",
     "runner.total_iterations": "total_training_steps num_iterations num_rollout iterations max_iterations num_updates "
     "training_iterations",
@@ -60,7 +61,8 @@ _KEYS = {
     "algorithm.loss": "loss_agg_mode",
     "algorithm.ratio": "importance_sampling_level",
     "algorithm.dynamic_sampling": "filter_groups",
-    "algorithm.sequence_length": "max_model_len max_seq_len vllm_max_model_length vllm_max_model_len",
+    "algorithm.sequence_length": "max_length max_seq_length max_sequence_length cutoff_len max_model_len max_seq_len "
+    "vllm_max_model_length vllm_max_model_len",
     "env.total_num_envs": "total_envs num_envs n_envs",
     "env.id": "env_id gym_id env_name environment",
     "env.max_episode_steps": "episode_length max_episode_length max_episode_len time_limit",
@@ -112,7 +114,8 @@ KEYS: Mapping[str, str] = {
 }
 # Names of other libraries for keys of the off-policy job, where they are not those of the other jobs
 _OFF_POLICY_KEYS = {
-    "algorithm.learning_starts": "start_steps random_steps warmup_steps num_random_steps start_timesteps",
+    "algorithm.learning_starts": "start_steps random_steps warmup_steps num_random_steps start_timesteps "
+    "num_steps_sampled_before_learning_starts initial_random_steps",
     "algorithm.updates_per_step": "utd_ratio utd replay_ratio gradient_updates_per_step",
     "algorithm.temperature": "ent_coef entropy_coef alpha init_temperature",
     "algorithm.n_step": "n_steps nstep multi_step",
@@ -126,6 +129,9 @@ _OFF_POLICY_KEYS = {
     "algorithm.target_noise_clip": "noise_clip",
     "algorithm.epsilon_start": "exploration_initial_eps start_e eps_start",
     "algorithm.epsilon_end": "exploration_final_eps end_e eps_end",
+    "replay": "replay_buffer replay_buffer_config buffer memory_buffer",
+    "replay.demonstrations": "dataset dataset_path dataset_file demonstration_path demo_path demos offline_data "
+    "offline_dataset data_path input",
     "replay.capacity": "buffer_size replay_size replay_buffer_size memory_size",
     "actor.lr": "learning_rate policy_lr actor_lr",
     "actor.critic_lr": "q_lr qf_lr critic_learning_rate",
@@ -169,11 +175,14 @@ BELOW: Mapping[str, Mapping[str, str]] = {
         **dict.fromkeys(("type", "name"), "critic.optimizer.kind"),
         "epsilon": "critic.optimizer.eps",
     },
-    "critic": {"warmup": "critic.warmup_iterations"},
+    "actor": {"dtype": "actor.compute"},
+    "critic": {"warmup": "critic.warmup_iterations", "dtype": "critic.compute"},
     "replay": {
         "alpha": "replay.priority_exponent",
         "beta": "replay.priority_correction",
         "size": "replay.capacity",
+        **dict.fromkeys(("type", "kind"), "replay.sampling"),
+        **dict.fromkeys(("path", "file", "dataset"), "replay.demonstrations"),
     },
     "actor.model": {
         "log_std": "actor.model.initial_log_std",
@@ -183,6 +192,16 @@ BELOW: Mapping[str, Mapping[str, str]] = {
         "placement": "cluster.component_placement",
         "ray_address": "cluster.ray.address",
         "gpus": "cluster.accelerators_per_node",
+    },
+    # Of an item of the list, whose keys are named without their path
+    "cluster.changes": {
+        **dict.fromkeys(
+            ("at", "when", "iteration", "step", "from", "start", "after_iteration"),
+            "after",
+        ),
+        **dict.fromkeys(
+            ("placement", "place", "to", "components"), "component_placement"
+        ),
     },
     # verl's block of the data set
     "data": {
@@ -199,8 +218,7 @@ BELOW: Mapping[str, Mapping[str, str]] = {
         "interval": "checkpoint.every",
         "frequency": "checkpoint.every",
         "freq": "checkpoint.every",
-        "dir": "runner.output_dir",
-        "folder": "runner.output_dir",
+        **dict.fromkeys(("dir", "folder", "path", "output_dir"), "runner.output_dir"),
     },
 }
 # The same without separators: groupSize and groupsize mean group_size
@@ -381,6 +399,32 @@ ABSENT = {
     "use_dynamic_bsz": "a pass has token_budget tokens unless micro_batch is set",
     "use_dynamic_batch": "a pass has token_budget tokens unless micro_batch is set",
     "use_dynamic_batch_size": "a pass has token_budget tokens unless micro_batch is set",
+    "image_size": "images are resized to the image size of the model",
+    **dict.fromkeys(
+        (
+            "partition",
+            "qos",
+            "account",
+            "cpus_per_task",
+            "ntasks",
+            "ntasks_per_node",
+            "mem_per_cpu",
+            "job_name",
+        ),
+        "it is an option of Slurm: sbatch takes it, with scripts/slurm.sbatch",
+    ),
+    **dict.fromkeys(
+        (
+            "master_addr",
+            "master_port",
+            "rdzv_backend",
+            "rdzv_endpoint",
+            "rdzv_id",
+            "node_rank",
+            "standalone",
+        ),
+        "one command starts all workers, by Ray; cluster.ray.address is the address of a running cluster",
+    ),
     "load_checkpoint": "resume=auto goes on with the newest checkpoint",
     "prompt_split": "a data set is read whole, as env.kwargs names it",
     "dataset_train_split": "a data set is read whole, as env.kwargs names it",
@@ -463,9 +507,38 @@ COMPONENTS = {
     **dict.fromkeys(("ref", "ref_policy", "reference_model", "ref_model"), "reference"),
     **dict.fromkeys(("reward_model", "rm"), "reward"),
     **dict.fromkeys(("policy", "actor_train", "learner", "trainer"), "actor"),
-    **dict.fromkeys(("actor_infer", "vllm", "generator", "generation"), "rollout"),
+    **dict.fromkeys(
+        (
+            "actor_infer",
+            "vllm",
+            "sglang",
+            "generator",
+            "generation",
+            "engine",
+            "engines",
+            "sampler",
+            "rollout_worker",
+            "rollout_workers",
+            "inference_engine",
+        ),
+        "rollout",
+    ),
     **dict.fromkeys(("value", "value_model"), "critic"),
-    **dict.fromkeys(("simulator", "environment", "enviroment"), "env"),
+    **dict.fromkeys(
+        (
+            "simulator",
+            "environment",
+            "enviroment",
+            "env_runner",
+            "env_runners",
+            "env_worker",
+            "env_workers",
+            "envs",
+            "simulators",
+        ),
+        "env",
+    ),
+    **dict.fromkeys(("replay_buffer", "buffer"), "replay"),
     "inference": "",  # RLinf's component that recomputes log-probabilities; here the actor does that
 }
 # Word of rlplace -> words of other libraries.
@@ -491,8 +564,11 @@ _WORDS = {
     "silu": "swish",
     "tensorboard": "tb",
     "skip": "ignore",
-    "prioritised": "per prioritized prioritized_replay",
-    "uniform": "random",
+    "distill": "distillation kd gkd opd on_policy_distillation on-policy-distillation",
+    "vla": "openvla openvla_oft openvla-oft smolvla pi0",
+    "prioritised": "per prioritized prioritized_replay prioritizedreplaybuffer prioritizedepisodereplaybuffer "
+    "multiagentprioritizedreplaybuffer",
+    "uniform": "random replaybuffer episodereplaybuffer",
     "grpo": "group_norm",
     "reinforce_pp": "reinforce++ reinforce_plus_plus",
     "reinforce_pp_baseline": "reinforce++-baseline reinforce_plus_plus_baseline reinforce_baseline",
@@ -612,6 +688,9 @@ def in_our_words(name: str, value: object) -> tuple[str, object] | None:
         functions = value if isinstance(value, list) else [value]
         if all(isinstance(function, str) for function in functions):
             return "env.rewards", [{"name": function} for function in functions]
+    gres = re.fullmatch(r"gpu(?::[\w.-]+)?:([0-9]+)", str(value))
+    if name in ("gres", "gpus_per_node") and gres is not None:
+        return "cluster.accelerators_per_node", int(gres[1])
     if name == "device" and isinstance(value, str):
         kind = meant_word(value, ("auto", "cuda", "emulated"))
         return ("cluster.accelerator.kind", kind) if kind else None

@@ -14,6 +14,8 @@ from rlplace.errors import Problem
 _RAY_ADDRESS = "cluster.ray.address"
 _PORT_OF_RAY = 6379
 _LEAST_MEMORY = 1 << 20  # no accelerator and no machine has less
+# GiB that no accelerator and no machine has
+_MOST_GIB = {"memory": 1024, "host_memory": 65536}
 # A lower clip from here to 1 is a ratio: a policy ratio down to 0.3 would be no clip
 _LOWEST_RATIO = 0.7
 
@@ -32,7 +34,14 @@ def implausible(config: Any) -> Iterator[Problem]:
 
 def _resume(named: str | None) -> Iterator[Problem]:
     """Yield a problem if the checkpoint to resume from is a word for the newest one, and no such folder exists."""
-    if named in ("last", "latest", "newest", "true") and not os.path.exists(named):
+    if named in (
+        "last",
+        "latest",
+        "newest",
+        "true",
+        "yes",
+        "on",
+    ) and not os.path.exists(named):
         yield problem("wrong-type", "resume", named, error="newest")
 
 
@@ -72,11 +81,13 @@ def _memory(cluster: ClusterConfig) -> Iterator[Problem]:
     for key, size in sizes.items():
         if 0 < size < _LEAST_MEMORY:
             leaf = key.rpartition(".")[2]
+            # More than this would be no machine, if it were gibibytes
+            most = _MOST_GIB[leaf]
             yield problem(
                 "bad-size",
                 key,
                 f"{leaf}: {size}",
-                error="without-unit",
+                error="in-mib" if size > most else "without-unit",
                 leaf=leaf,
                 number=size,
             )

@@ -16,7 +16,7 @@ import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import NoneType
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any, TypeVar, cast, get_args
 
 from rlplace.config.blocks.machines import ClusterConfig
 from rlplace.config.fields import (
@@ -92,6 +92,17 @@ _TORN_LINES = {
 }
 MOST_WHOLE = (1 << 63) - 1  # upper bound of whole numbers without another bound
 # In the meaning of a key: the value that switches off what the key sets
+_OFF_WORDS = (
+    "never",
+    "none",
+    "no",
+    "off",
+    "disable",
+    "disabled",
+    "unlimited",
+    "infinite",
+    "nil",
+)
 _OFF = re.compile(
     r"\b(null|0): (?:never|none|off|free|from all|all weights|it is constant|as it is)\b"
 )
@@ -432,9 +443,7 @@ def _report(
             found.reject(
                 "missing-key",
                 wrong.key,
-                error="placement"
-                if leaf == "component_placement"
-                else "without-default",
+                error="placement" if wrong.key == PLACEMENT else "without-default",
                 about=field.metadata.get("doc"),
                 leaf=leaf,
             )
@@ -582,6 +591,9 @@ def _report_value(wrong: _Wrong, found: Found) -> None:
     if value == 0 and kind == "out-of-bounds" and not wrong.is_item:
         field, _ = wrong.fields[leaf]
         why, fits = field.metadata.get("zero", (why, fits))
+    if str(value).lower() in _OFF_WORDS and not wrong.is_item:
+        meant = _off_by_word(wrong)
+        fits = f"{leaf}: {meant}" if meant else fits
     if kind == "out-of-bounds" and value in (0, -1) and not wrong.is_item:
         meant = _switched_off(value, wrong)
         fits = f"{leaf}: {meant}" if meant else fits
@@ -619,6 +631,15 @@ def _switched_off(value: object, wrong: _Wrong) -> str | None:
     if off is None or (off[1] == "0" and value == 0):
         return None
     return off[1]
+
+
+def _off_by_word(wrong: _Wrong) -> str | None:
+    """Return the value that switches off what a key sets, if a word such as `never` is written for it; else None."""
+    field, hint = wrong.fields[wrong.leaf]
+    off = _OFF.search(field.metadata.get("doc", ""))
+    if off is not None:
+        return off[1]
+    return "null" if type(None) in get_args(hint) else None
 
 
 def _such_as(
@@ -671,6 +692,18 @@ def _whole_list(path: Sequence[int | str], text: str, written: Any) -> str:
     return f"{path[-2]}: [{', '.join(text if i == path[-1] else quote(item) for i, item in enumerate(items))}]"
 
 
+def _is_block(name: str, mapping: Mapping[str, object]) -> bool:
+    """Return whether a name is that of a block of the shipped jobs, or of one that the config has."""
+    return name in every_place() or isinstance(mapping.get(name), Mapping)
+
+
+def nested(mapping: Mapping[str, object]) -> dict[str, Any]:
+    """Return a copy of a config in which top-level keys with dots, such as `cluster.changes`, are in their blocks."""
+    copy: dict[str, Any] = plain_values(mapping)
+    _spread(copy)
+    return copy
+
+
 def _spread(mapping: dict[str, Any]) -> None:
     """Move top-level keys with dots, such as `actor.micro_batch: 4`, into the blocks that the dots name.
 
@@ -680,7 +713,7 @@ def _spread(mapping: dict[str, Any]) -> None:
     for path in [
         path
         for path in mapping
-        if "." in str(path) and str(path).partition(".")[0] in every_place()
+        if "." in str(path) and _is_block(str(path).partition(".")[0], mapping)
     ]:
         value = mapping.pop(path)
         keys = mapping

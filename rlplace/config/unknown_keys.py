@@ -31,6 +31,7 @@ from rlplace.config.keys import (
     PLACEMENT,
     all_places,
     is_place,
+    item_blocks,
     places_in,
     places_of,
 )
@@ -82,6 +83,8 @@ _PLACES = (
 )
 # In the name of a model: the number of its weights, such as 8b
 _SIZE = re.compile(r"(?<![a-z0-9.])([0-9]+(?:\.[0-9]+)?)b(?![a-z0-9])")
+# Path of an item of a list
+_ITEM = re.compile(r"[\w.]+\[[0-9]+\]")
 # Words that mean something else in each block
 _GENERIC = ("enable", "enabled", "use", "every", "epochs", "mode", "count", "weight")
 # Components with a trained model, and all with a model of the same kind
@@ -304,6 +307,9 @@ def _of_placement(unknown: UnknownKey) -> _Reading | None:
     """Read the key as the place of a component: `cluster.actor: 0-7`, or `rollout.gpus: 4-7`."""
     if not is_place(unknown.value):
         return None
+    item = _ITEM.fullmatch(unknown.above)
+    if item is not None and "component_placement" in unknown.fields:
+        return _of_change(unknown)
     if unknown.above == "cluster":
         component = OTHER_COMPONENTS.get(unknown.name, unknown.name)
     elif unknown.name in _PLACES and isinstance(unknown.value, str | list):
@@ -317,6 +323,24 @@ def _of_placement(unknown: UnknownKey) -> _Reading | None:
         line = shlex.quote(line.replace(": ", "=", 1))
         return _Reading("meant", {"line": line})
     return _Reading("of-placement", {"line": line})
+
+
+def _of_change(unknown: UnknownKey) -> _Reading | None:
+    """Read the key of a change of the placement as the place of a component: `{after: 50, env: 0-7}`.
+
+    All components of the change are named in one line.
+    """
+    path, index = unknown.above.removesuffix("]").split("[")
+    changes = value_at(unknown.written, path)
+    change = changes[int(index)] if isinstance(changes, list) else {}
+    places = dict(change.get("component_placement") or {})
+    for name, place in change.items():
+        component = OTHER_COMPONENTS.get(name, name)
+        if component in COMPONENTS and is_place(place):
+            places[component] = place
+    if OTHER_COMPONENTS.get(unknown.name, unknown.name) not in places:
+        return None
+    return _Reading("meant", {"line": f"component_placement: {show(places)}"})
 
 
 def placed_at(component: str, place: object, written: object) -> str:
@@ -675,12 +699,40 @@ def _lines_of_block(unknown: UnknownKey) -> list[str]:
             target = _place_of(at, unknown.fields, unknown.places, unknown.written)
         else:
             target = None
+        if target is None:
+            more = _converted_in_block(unknown, inner, below)
+            if not more:
+                return []
+            lines += [line for line in more if line not in lines]
+            continue
         if target not in unknown.places:
             return []
+        below = unknown.worded(target, below)
         if target.rpartition(".")[0] == above and not _stands(unknown.written, target):
             target = target.rpartition(".")[2]
         lines.append(f"{target}: {show(below)}")
     return lines
+
+
+def _converted_in_block(unknown: UnknownKey, inner: str, value: object) -> list[str]:
+    """Return config lines for a key of an unknown block whose value can be converted: `data: {path: rows.jsonl}`.
+
+    The key may need the name of its block to be understood: `data_path`. Return no line if it is not understood.
+    `inner`: the key. `value`: its value.
+    """
+    for name in (inner, f"{unknown.name}_{inner}"):
+        given = Given(
+            name=name,
+            role=unknown.key.partition(".")[0],
+            value=value,
+            written=unknown.written,
+            config=unknown.config,
+            job=unknown.job,
+        )
+        meant = converted(given)
+        if meant is not None:
+            return [f"{place}: {show(of)}" for place, of in meant.keys.items()]
+    return []
 
 
 def _override(line: str, above: str) -> str:
@@ -744,7 +796,9 @@ def _place_of(
             # Look below the component first; if only one component has the key, take that one.
             places = [role + ours]
             having = [place for place in known if place.endswith(ours)]
-            having = _of_components(having, above, written)
+            # A block of settings is none of a component: algorithm.per_device_train_batch_size
+            outside = "" if role not in COMPONENTS else above
+            having = _of_components(having, outside, written)
             if len(having) == 1:
                 places += having
         if (
@@ -754,16 +808,26 @@ def _place_of(
     if name in _GENERIC and above:
         return None
     # Of an item of a list, such as a description of a machine
-    if "[" in above and PLACEMENT_KEYS.get(name) in fields:
-        return f"{above}.{PLACEMENT_KEYS[name]}"
+    if "[" in above:
+        of_items = BELOW.get(re.sub(r"\[[0-9]+\]", "", above), {})
+        theirs = of_items.get(name, PLACEMENT_KEYS.get(name))
+        if theirs in fields:
+            return f"{above}.{theirs}"
     begun = [field for field in fields if field.startswith(name)]
     if (
         near := begun[0] if len(begun) == 1 else did_you_mean(name, fields)
     ) is not None:
         return f"{above}.{near}".removeprefix(".")
+    # A key of an item of a list is meant in an item alone
     same = [
-        place for place in known if place.rpartition(".")[2] == name and place != key
+        place
+        for place in known
+        if place.rpartition(".")[2] == name
+        and place != key
+        and not place.startswith(item_blocks())
     ]
+    if "[" in above:
+        same = []
     same = _of_components(same, above, written)
     beside = [place for place in same if place.startswith(f"{above}.")] or same
     if not beside:

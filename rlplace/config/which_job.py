@@ -121,7 +121,15 @@ def _written_tags(mapping: dict[str, Any], found: Found) -> dict[str, JobName]:
                 near=near,
                 leaf=tag.rpartition(".")[2],
             )
-            drop(mapping, tag)
+            if near is None:
+                drop(mapping, tag)
+            else:
+                # Keys beside it belong to the kind that is meant
+                above, _, leaf = tag.rpartition(".")
+                block = value_at(mapping, above)
+                if isinstance(block, dict):
+                    block[leaf] = near
+                written[tag] = values[near]
     model = value_at(mapping, "actor.model")
     tagged = "actor.model.kind" in written
     if not tagged and isinstance(model, Mapping) and {*MODEL_KEYS} & model.keys():

@@ -7,7 +7,7 @@ from typing import Any
 
 from rlplace.codes import problem
 from rlplace.config.open_job import JOB
-from rlplace.config.read import try_config
+from rlplace.config.read import nested, try_config
 from rlplace.contract.registry import named_job
 from rlplace.errors import ConfigError, Problem, Source, did_you_mean, source_of
 
@@ -20,6 +20,8 @@ def try_job(
     `mapping`: the config as keys and values. `sources`: config key -> file and line in which its value is set. Raises
     ConfigError if the config's job cannot be found.
     """
+    # A line without indent, such as `replay.capacity: 50000`, belongs to its block
+    mapping = nested(mapping)
     own = named_job(mapping, sources)
     if own is not None:
         return own.read(mapping, sources)

@@ -155,6 +155,9 @@ def _not_a_run(folder: Path, key: str, error: Exception) -> ConfigError:
     `key`: name of the argument or config key that gave the folder. `error`: why the folder is not that of a run.
     """
     run = _newest_run_below(folder)
+    # The name of a config, beside the folder that has its runs
+    if run is None and not folder.is_absolute():
+        run = _newest_run_below(Path("runs") / folder)
     cause: object = error
     if isinstance(error, OSError):
         cause = f"{error.filename}: {error.strerror}"

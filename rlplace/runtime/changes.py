@@ -22,6 +22,7 @@ from rlplace.checks.rule import broken
 from rlplace.codes import problem
 from rlplace.config.blocks.machines import ChangeConfig
 from rlplace.config.keys import PLACEMENT
+from rlplace.config.read import nested
 from rlplace.config.yaml_text import show
 from rlplace.errors import (
     ConfigError,
@@ -79,6 +80,7 @@ def plan_changes(
     ]
     if wrong:
         raise ConfigError(wrong)
+    mapping = nested(mapping)
     found: list[PlannedChange] = []
     for number, change in enumerate(written):
         before = found[-1].job.plan if found else plan

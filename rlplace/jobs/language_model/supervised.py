@@ -23,7 +23,7 @@ from rlplace.config.blocks.language_model import LanguageModelJobConfig
 from rlplace.config.schema import Config
 from rlplace.contract.job import Job
 from rlplace.contract.stages import Call, Stage, Step, Work, full, needs_of_stages
-from rlplace.envs.registry import make_task
+from rlplace.envs.registry import find_task, make_task
 from rlplace.envs.text.held_out import held_out_warnings
 from rlplace.errors import ConfigError, PlacementError, Problem, Source
 from rlplace.jobs.language_model.job import LanguageModelJob
@@ -131,6 +131,12 @@ class SupervisedJob(LanguageModelJob):
     # ── its checks ───────────────────────────────────────────────────────────────────────────────────────────────────
 
     def environment_problems(self, config: LanguageModelJobConfig) -> Iterator[Problem]:
+        try:
+            if config.env.task is not None:
+                find_task(config.env.task)
+        except ConfigError as error:
+            yield from error.problems
+            return
         folder = existing_folder(config.model)
         if config.missing or folder is None:
             return

@@ -296,7 +296,35 @@ def _uneven_shares(
     )
 
 
+def _uneven_minibatches(case: PlacedSimulatorJob) -> Iterator[Found]:
+    """Yield a finding if samples (of a policy with memory: sequences) do not divide over the minibatches."""
+    algorithm = case.config.algorithm
+    minibatches = algorithm.num_minibatches
+    what = "samples"
+    count = _envs(case) * algorithm.rollout_steps
+    if _remembers(case):
+        what = "sequences"
+        count //= algorithm.unrolled
+    # More minibatches than samples are told by another rule
+    if minibatches >= count or count % minibatches == 0:
+        return
+    below = max(n for n in range(1, minibatches) if count % n == 0)
+    above = min(n for n in range(minibatches, count + 1) if count % n == 0)
+    near = below if minibatches - below < above - minibatches else above
+    yield at_key(
+        _MINIBATCHES,
+        minibatches,
+        what=what,
+        count=count,
+        minibatches=minibatches,
+        most=-(-count // minibatches),
+        least=count // minibatches,
+        near=near,
+    )
+
+
 WARNINGS = (
+    Rule(code="uneven-minibatches", facts=_uneven_minibatches),
     Rule(code="uneven-shares", facts=_rollout_rows),
     Rule(code="uneven-shares", facts=_actor_rows),
 )

@@ -28,7 +28,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping, Sequence
 
-from rlplace.errors import Problem, Source
+from rlplace.errors import COMMAND_LINE, Problem, Source
 from rlplace.placement.language.complaints.problems import problems_of
 from rlplace.placement.language.faults import Fault
 from rlplace.placement.language.fit import check_parallel
@@ -88,7 +88,12 @@ def read_block(
         if block.pieces:
             faults.append(Fault("comma-in-braces", block, "in_lines"))
         for text in block.entries.values():
-            names, wrong_names = names_of(text, named, components, optional)
+            inherited = [
+                name
+                for name, other in block.entries.items()
+                if _is_of_other(other, text)
+            ]
+            names, wrong_names = names_of(text, named, components, optional, inherited)
             if not is_cut(block, text, components, faults):
                 line = read_line(text, names, groups, faults)
                 if line is not None:
@@ -104,6 +109,17 @@ def read_block(
             missing = {"name": component, "components": components, "named": named}
             faults.append(Fault("unplaced-component", block, facts=missing))
     return specs, problems_of(faults)
+
+
+def _is_of_other(line: Text, text: Text) -> bool:
+    """Return whether a line stands in another file than the line `text`. All words of a command line are one file."""
+    if line.source is None or text.source is None:
+        return False
+    files = []
+    for each in (line, text):
+        file = str(each.source and each.source.file)
+        files.append(COMMAND_LINE if file.startswith(COMMAND_LINE) else file)
+    return files[0] != files[1]
 
 
 def _specs_of(

@@ -9,7 +9,7 @@ import dataclasses
 import re
 from collections.abc import Collection, Mapping, Sequence
 
-from rlplace.config.other_names import NODE_KEYS, PLACEMENT_KEYS
+from rlplace.config.other_names import COMPONENTS, NODE_KEYS, PLACEMENT_KEYS
 from rlplace.errors import did_you_mean
 from rlplace.placement.language.faults import Fault
 from rlplace.placement.language.fit import (
@@ -143,11 +143,13 @@ def names_of(
     named: Collection[str],
     components: Sequence[str] | None,
     optional: Sequence[str],
+    inherited: Collection[str] = (),
 ) -> tuple[tuple[str, ...], list[Fault]]:
     """Return the component names in the key of a line, and faults for names that are empty, unknown or given twice.
 
     `text`: the line. `named`: the components in earlier lines. `components`: components of the algorithm; None: any
-    name may be placed. `optional`: further roles that may be placed.
+    name may be placed. `optional`: further roles that may be placed. `inherited`: components that another file places,
+    such as the config that this one extends; a line for one of them replaces that of the other file.
     """
     names = tuple(name.strip() for name in text.leaf.split(","))
     faults: list[Fault] = []
@@ -166,6 +168,9 @@ def names_of(
             # A name that is placed already is not meant here.
             roles = (*components, *optional)
             free = [role for role in roles if role not in {*names, *named}]
+            alias = COMPONENTS.get(name.lower(), name)
+            if alias in inherited:
+                free.append(alias)
             facts = {
                 "name": name,
                 "names": names,

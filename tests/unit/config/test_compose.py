@@ -261,7 +261,7 @@ def test_a_file_that_does_not_exist_is_told_with_the_files_beside_it(
     (tmp_path / "my_pole.yaml").write_text(
         "defaults: [cartpole, _self_]\n", encoding="utf-8"
     )
-    for typed, fix in (("nope.yaml", "hybrid_ppo"), ("my_polle.yaml", "my_pole.yaml")):
+    for typed, fix in (("nope.yaml", "<a config>"), ("my_polle.yaml", "my_pole.yaml")):
         with pytest.raises(ConfigError) as caught:
             with_hydra([typed])
         (problem,) = caught.value.problems

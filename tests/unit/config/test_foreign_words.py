@@ -83,3 +83,11 @@ def test_a_foreign_word_is_told_in_keys_that_are_read(row: Mapping[str, Any]) ->
     )
     _, problems = try_job(mapping, sources)
     assert [problem.key for problem in problems] == []
+
+
+def test_a_line_without_indent_belongs_to_its_block_in_a_named_job() -> None:
+    mapping = {**composed("sac").mapping, "replay.capacity": 50_000}
+    config, problems = try_job(mapping, {})
+    assert problems == []
+    assert config is not None
+    assert config.blocks.replay.capacity == 50_000

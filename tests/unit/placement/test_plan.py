@@ -173,6 +173,24 @@ def test_what_no_actor_can_do(blocks: dict[str, object], code: str) -> None:
     assert code in caught.value.codes
 
 
+@pytest.mark.parametrize(
+    ("minibatches", "told"), [(4, []), (7, ["num_minibatches: 8"])]
+)
+def test_minibatches_that_do_not_divide_are_a_warning(
+    minibatches: int, told: list[str]
+) -> None:
+    mapping = {
+        "cluster": {"component_placement": HYBRID},
+        "env": {"id": "x", "total_num_envs": 8, **ON},
+        "actor": ON,
+        "rollout": ON,
+        "algorithm": {"rollout_steps": 8, "num_minibatches": minibatches},
+    }
+    warnings = make_plan(read_config(mapping), EIGHT).warnings
+    fixes = [w.fix for w in warnings if w.code == "uneven-minibatches"]
+    assert fixes == told
+
+
 def test_waste_is_a_warning() -> None:
     (idle,) = plan({"actor": "0-3", "env": "4", "rollout": "5"}).warnings
     assert (idle.code, "6-7" in idle.what) == ("idle-accelerators", True)

@@ -18,6 +18,7 @@ from rlplace.placement.language.complaints.writer import Facts, Writer, span_of
 from rlplace.placement.language.faults import Fault
 from rlplace.placement.language.grammar import BASE, split_at, stripped
 from rlplace.placement.language.spec import Segment, render_segments
+from rlplace.placement.language.text import Text
 from rlplace.placement.machines.pools import NODE, Interval, Pool
 from rlplace.placement.machines.topology import Ranges, named, show_range
 from rlplace.units import counted
@@ -198,14 +199,27 @@ def _missing(fault: Fault) -> Facts:
         # Only the last number of the range is wrong.
         span = stripped(text, text.rindex("-", *span) + 1, span[1])
     line = open_line(fault.text)
-    # The count was taken for the last number, as in `0-8` of eight. Others may be of a larger
-    # cluster, or counted from 1.
     is_alone = len(segments) == 1 and ":" not in fault.text.text
-    if is_alone and segments[0].accelerators == range(pool.count + 1):
-        line = line_of(fault.text, show_range(range(pool.count)))
+    if is_alone and numbers.stop == pool.count + 1:
+        line = _without_last(fault.text, numbers.start, pool.count) or line
     missing = range(max(numbers.start, pool.count), numbers.stop)
     words = named(pool.noun, missing, "does", "do")
     return {"missing": words, "line": line, "span": span}
+
+
+def _without_last(text: Text, first: int, count: int) -> str | None:
+    """Return the line without the last number of `first-count`, if the count was taken for the last number.
+
+    So it is in `0-8` and in `4-8` of eight. Others may be of a larger cluster, or counted from 1, as in `5-8`: of a
+    number of accelerators that divides all, only one of both readings is a share of them. `count`: all accelerators.
+    """
+    up_to = range(first, count)
+    if not up_to:
+        return None
+    from_one = len(up_to) + 1
+    if first == 1 or (first and (count % len(up_to) or count % from_one == 0)):
+        return None
+    return line_of(text, show_range(up_to))
 
 
 def _numbers_span(fault: Fault) -> tuple[int, int]:

@@ -67,6 +67,8 @@ ALLOWED = {
     # answers of the model and their tests, in processes apart
     "envs/text/code/answer.py": {"exec"},
     "envs/text/code/trial.py": {"exec"},
+    # of the run itself, in a file without a name that its search process has inherited
+    "runtime/search_beside.py": {"pickle.load"},
     "workers/launch/host.py": {"pickle.loads"},  # an exception of the job's own worker
     "workers/ray_launch/actors.py": {
         "cloudpickle.loads"

@@ -85,7 +85,7 @@ COMMANDS: Mapping[str, Words] = {
     "doctor": Words(options=("--format", "--help"), after=_TEXT_OR_JSON),
     "serve": Words(options=_HYDRA, after=_AFTER_HYDRA, config=True),
     "export": Words(
-        options=("--component", "--ema", "--help"),
+        options=("--adapter", "--component", "--ema", "--help"),
         after={"--component": ("actor", "critic")},
     ),
     "completion": Words(words=SHELLS),

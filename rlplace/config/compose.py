@@ -1311,19 +1311,22 @@ def _check_blocks(overrides: Sequence[Override], line: CommandLine) -> None:
 
     The blocks of shipped jobs are checked when the config is read.
     """
-    if not line.text:
-        return
-    written = OmegaConf.load(line.file)
+    written: Any = None
     for override in overrides:
         key = override.key_or_group
         if override.is_delete() or "@" in key or "/" in key or key in every_place():
             continue
+        if not isinstance(override.value(), str | int | float):
+            continue
+        # Reading the file takes longer than all other checks: not without a line that may begin such a block
+        leaf = key.rpartition(".")[2]
+        begins = rf"^\s*{re.escape(leaf)}\s*:\s*(?:[{{#]|$)"
+        if not leaf or not re.search(begins, line.text, re.MULTILINE):
+            continue
+        if written is None:
+            written = OmegaConf.load(line.file)
         block = OmegaConf.select(written, key)
-        if (
-            isinstance(block, DictConfig)
-            and len(block)
-            and isinstance(override.value(), str | int | float)
-        ):
+        if isinstance(block, DictConfig) and len(block):
             raise config_error(
                 "wrong-type",
                 key,

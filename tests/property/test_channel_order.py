@@ -63,6 +63,9 @@ def ends_of(schedule: Schedule) -> Mapping[str, Ends]:
         "priorities": Ends("train", "train", ("batches",)),
         "policy": Ends("train", "train", ("batches",)),
         "weights.actor.rollout": Ends("sync", "sync"),
+        # Of the training API
+        "commands": Ends(learned, learned),
+        "results": Ends(learned, learned, ("commands",)),
     }
     for scorer in scorers:
         inferred = stage_of(schedule, scorer, "infer") or "rollout"

@@ -122,7 +122,12 @@ def test_same_as_follows_a_chain_and_comma_keys() -> None:
         ({"placement": "4-7", "same_as": "actor"}, "bad-placement", "", OPEN),
         ({"placement": None}, "empty-placement", ".placement", OPEN),
         ({"placement": {"x": 1}}, "bad-placement", ".placement", OPEN),
-        ({"placement": "4-8"}, "accelerator-out-of-range", ".placement", OPEN),
+        (
+            {"placement": "4-8"},
+            "accelerator-out-of-range",
+            ".placement",
+            "placement: 4-7",
+        ),
         ({"placement": "7-4"}, "reversed-range", ".placement", "placement: 4-7"),
         (
             {"placement": 247},

@@ -17,6 +17,7 @@ import functools
 import itertools
 import math
 import time
+import warnings
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -751,6 +752,11 @@ class Pass:
         self._cut_answers += item.finish == "length"
         if sampled := getattr(episode.dialogue, "sampled", None):
             sampled(self._sampled(item, episode.tokens.context))
+        cut = getattr(episode.dialogue, "cut", None)
+        if cut is not None and item.finish == "length":
+            text = "the method cut() of a text episode: sampled(answer) is called for each answer, with answer.is_cut"
+            warnings.warn(text, DeprecationWarning, stacklevel=1)
+            cut()
         episode.tokens.answered(item)
         episode.answers.append(answer)
         self._replies.ask(place, episode.dialogue, answer)

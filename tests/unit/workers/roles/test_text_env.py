@@ -47,6 +47,13 @@ class Counting:
         return Counted(f"{self._name} {number}", self._turns)
 
 
+class ToldOfCuts(Counting):
+    """Its episodes have the method `cut` of earlier versions."""
+
+    def episode(self, number: int) -> TextEpisode:
+        return ToldOfCut(f"{self._name} {number}", self._turns)
+
+
 class Counted:
     def __init__(self, prompt: str, turns: int) -> None:
         self.prompt, self._turns, self._heard = prompt, turns, [""]
@@ -63,6 +70,16 @@ class Counted:
         return {
             "score": float("".join(c for c in "".join(self._heard) if c.isdigit()) or 0)
         }
+
+
+class ToldOfCut(Counted):
+    told = False
+
+    def cut(self) -> None:
+        self.told = True
+
+    def facts(self) -> Mapping[str, Any]:
+        return {"score": float(self.told)}
 
 
 COUNTING = {"task": f"{__name__}:Counting", "max_turns": 10}
@@ -408,6 +425,17 @@ def test_an_episode_ends_after_two_turns(
         assert sample.mask[-1]
     for request in stage.puppet.asked:
         assert 1 <= request.max_new_tokens == min(20, longest - len(request.tokens))
+
+
+def test_an_episode_of_an_earlier_version_is_told_that_its_answer_was_cut(
+    folder: Path,
+) -> None:
+    env = {"task": f"{__name__}:ToldOfCuts", "max_turns": 10}
+    with TextStage(folder, cut, env=env, algorithm=LONG) as stage:
+        with pytest.warns(DeprecationWarning, match="is_cut"):
+            stage.run()
+        samples = by_place(stage.groups()).values()
+    assert [sample.reward for sample in samples] == [1.0] * 6
 
 
 # ── generated ahead ──────────────────────────────────────────────────────────────────────────────────────────────────

@@ -61,7 +61,7 @@ _KEYS = {
     "algorithm.loss": "loss_agg_mode",
     "algorithm.ratio": "importance_sampling_level",
     "algorithm.dynamic_sampling": "filter_groups",
-    "algorithm.sequence_length": "max_length max_seq_length max_sequence_length cutoff_len max_model_len max_seq_len "
+    "algorithm.sequence_length": "max_seq_length max_sequence_length cutoff_len max_model_len max_seq_len "
     "vllm_max_model_length vllm_max_model_len",
     "env.total_num_envs": "total_envs num_envs n_envs",
     "env.id": "env_id gym_id env_name environment",
@@ -175,8 +175,7 @@ BELOW: Mapping[str, Mapping[str, str]] = {
         **dict.fromkeys(("type", "name"), "critic.optimizer.kind"),
         "epsilon": "critic.optimizer.eps",
     },
-    "actor": {"dtype": "actor.compute"},
-    "critic": {"warmup": "critic.warmup_iterations", "dtype": "critic.compute"},
+    "critic": {"warmup": "critic.warmup_iterations"},
     "replay": {
         "alpha": "replay.priority_exponent",
         "beta": "replay.priority_correction",
@@ -833,6 +832,9 @@ def meant_word(value: object, words: Iterable[str]) -> str | None:
         return None
     # A word that ends early, or goes on: lin and linear_decay for linear
     begun = [word for word in known if word.startswith(last) and len(last) > 2]
+    # Of sequence and sequence_token, seq is the first one
+    as_many_parts = [word for word in begun if word.count("_") == last.count("_")]
+    begun = as_many_parts or begun
     ends = r"_(?:decay|schedule|annealing|v[0-9]+)"
     longer = [word for word in known if re.fullmatch(f"{re.escape(word)}{ends}", last)]
     if len(begun) == 1 or (len(longer) == 1 and not begun):

@@ -18,15 +18,13 @@ import os
 import secrets
 from collections.abc import Collection, Iterable, Iterator, Mapping
 
-from rlplace.checks import machines, names, processes, waste
+from rlplace.checks import names, processes, waste
 from rlplace.checks.rule import Rule, broken
 from rlplace.config.blocks.language_model import LanguageModelJobConfig
 from rlplace.config.schema import Config
 from rlplace.contract.job import Job
-from rlplace.contract.stages import Stage, Work, full, needs_of_stages, weights
-from rlplace.errors import PlacementError, Problem, Source
-from rlplace.jobs.language_model.job import LanguageModelJob
-from rlplace.jobs.language_model.memory import text_case
+from rlplace.contract.stages import Stage, Work, full, weights
+from rlplace.errors import Problem
 from rlplace.jobs.language_model.plan import deliveries_of
 from rlplace.jobs.language_model.rules import (
     batches,
@@ -40,15 +38,15 @@ from rlplace.jobs.language_model.rules import (
 from rlplace.jobs.language_model.rules.case import PlacedTextJob, PlannedJob
 from rlplace.jobs.language_model.rules.machine import launch_problems
 from rlplace.jobs.language_model.rules.own_engine import own_engine_problems
+from rlplace.jobs.language_model.staged import StagedTextJob
 from rlplace.jobs.notes import missing_problems
 from rlplace.models.folders import existing_folder
 from rlplace.models.unused_layers import layer_problems
 from rlplace.placement.channels import ChannelPlan, channel_plan, plan_weights
 from rlplace.placement.counts import Count
+from rlplace.placement.flow import Delivery
 from rlplace.placement.language.hybrid import HybridComponentPlacement
-from rlplace.placement.machines.topology import Topology
-from rlplace.placement.memory.ledger import Measurements, MemoryCase
-from rlplace.placement.plan import Placed, Plan, Rules, plan_components
+from rlplace.placement.plan import Plan
 from rlplace.placement.schedule import Needs
 from rlplace.report.sinks import Column, Console
 from rlplace.report.summary import Measures, Progress
@@ -61,7 +59,6 @@ from rlplace.workers.arguments import (
 )
 from rlplace.workers.facts import JobFacts
 from rlplace.workers.roles.served import ApiWorker, ServedActor, ServedRollout
-from rlplace.workers.worker import Worker
 
 _PLACED: tuple[Rule[PlacedTextJob], ...] = (
     *names.RULES,
@@ -74,8 +71,12 @@ _OF_ITERATIONS = ("samples", "steps")
 _WARNINGS: tuple[Rule[PlacedTextJob], ...] = (*waste.WARNINGS, *trained.WARNINGS)
 
 
-class ServedJob(LanguageModelJob):
+class ServedJob(StagedTextJob):
     """The job of `algorithm.name: serve`."""
+
+    config_rules = served.CONFIG
+    placed_rules = _PLACED
+    placed_warnings = _WARNINGS
 
     def __init__(self) -> None:
         Job.__init__(
@@ -104,57 +105,15 @@ class ServedJob(LanguageModelJob):
 
     # ── its plan ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
-    def needs(self, config: LanguageModelJobConfig) -> Needs:
-        return needs_of_stages(self.stages)
+    def planned_channels(
+        self, config: LanguageModelJobConfig, placement: HybridComponentPlacement
+    ) -> Iterator[ChannelPlan]:
+        return _channels(config, placement)
 
-    def plan(
-        self,
-        config: LanguageModelJobConfig,
-        topology: Topology,
-        sources: Mapping[str, Source],
-    ) -> Plan:
-        idle = list(broken(served.CONFIG, config))
-        if idle:
-            raise PlacementError(idle)
-
-        def check(placed: Placed) -> Iterator[Problem]:
-            return broken(_PLACED, PlacedTextJob.of(config, placed))
-
-        def wasted(placed: Placed) -> Iterator[Problem]:
-            yield from broken(_WARNINGS, PlacedTextJob.of(config, placed))
-            yield from broken(machines.WARNINGS, placed.cluster)
-
-        plan = plan_components(
-            config.cluster,
-            topology,
-            needs=self.needs(config),
-            offload=[c for c in self.components if config.block_of(c).enable_offload],
-            sources=sources,
-            rules=Rules(optional=(), check=check, waste=wasted),
-        )
-        return dataclasses.replace(
-            plan,
-            channels=tuple(_channels(config, plan.placement)),
-            deliveries=deliveries_of(config, plan.placement),
-        )
-
-    def memory(
-        self,
-        config: LanguageModelJobConfig,
-        plan_: Plan,
-        measured: Measurements | None = None,
-        *,
-        build: bool = False,
-        known: object = None,
-    ) -> MemoryCase:
-        def replan(other: LanguageModelJobConfig, topology: Topology) -> MemoryCase:
-            planned = self.plan(other, topology, {})
-            return self.memory(other, planned, measured)
-
-        return text_case(plan_, config, replan, measured)
-
-    def performance_model(self) -> None:
-        return None
+    def planned_deliveries(
+        self, config: LanguageModelJobConfig, placement: HybridComponentPlacement
+    ) -> tuple[Delivery, ...]:
+        return deliveries_of(config, placement)
 
     def counts(self, config: LanguageModelJobConfig, plan_: Plan) -> tuple[Count, ...]:
         found = super().counts(config, plan_)
@@ -192,11 +151,6 @@ class ServedJob(LanguageModelJob):
         return launch_problems(config, plan_, reads_prompts=False)
 
     # ── its run ──────────────────────────────────────────────────────────────────────────────────────────────────────
-
-    def workers(
-        self, config: LanguageModelJobConfig, plan_: Plan
-    ) -> Mapping[str, type[Worker]]:
-        return self.components
 
     def facts(self, config: Config, plan: Plan) -> JobFacts:
         # The workers of language models send their weights by themselves

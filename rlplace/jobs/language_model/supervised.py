@@ -17,17 +17,15 @@ import dataclasses
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 
-from rlplace.checks import evaluation, machines, names, processes, waste
+from rlplace.checks import evaluation, names, processes, waste
 from rlplace.checks.rule import Rule, broken
 from rlplace.config.blocks.language_model import LanguageModelJobConfig
 from rlplace.config.schema import Config
 from rlplace.contract.job import Job
-from rlplace.contract.stages import Call, Stage, Step, Work, full, needs_of_stages
+from rlplace.contract.stages import Call, Stage, Step, Work, full
 from rlplace.envs.registry import find_task, make_task
 from rlplace.envs.text.held_out import held_out_warnings
-from rlplace.errors import ConfigError, PlacementError, Problem, Source
-from rlplace.jobs.language_model.job import LanguageModelJob
-from rlplace.jobs.language_model.memory import text_case
+from rlplace.errors import ConfigError, Problem
 from rlplace.jobs.language_model.rules import (
     batches,
     families,
@@ -37,6 +35,7 @@ from rlplace.jobs.language_model.rules import (
 )
 from rlplace.jobs.language_model.rules.case import PlacedTextJob, PlannedJob
 from rlplace.jobs.language_model.rules.machine import actor_problems
+from rlplace.jobs.language_model.staged import StagedTextJob
 from rlplace.jobs.notes import missing_problems
 from rlplace.metrics import CUT_ROWS
 from rlplace.models.folders import existing_folder
@@ -44,15 +43,12 @@ from rlplace.models.template_dates import date_problems
 from rlplace.models.unused_layers import layer_problems
 from rlplace.placement.channels import ChannelPlan, channel_plan
 from rlplace.placement.language.hybrid import HybridComponentPlacement
-from rlplace.placement.machines.topology import Topology
-from rlplace.placement.memory.ledger import Measurements, MemoryCase
-from rlplace.placement.plan import Placed, Plan, Rules, plan_components
+from rlplace.placement.plan import Plan
 from rlplace.placement.schedule import Needs
 from rlplace.report.sinks import Column, Console
 from rlplace.report.summary import Measures, Progress
 from rlplace.workers.arguments import HELD_OUT, SAMPLES
 from rlplace.workers.roles.supervised import RowsWorker, SupervisedActor
-from rlplace.workers.worker import Worker
 
 _LEARN = "learn"
 _PLACED: tuple[Rule[PlacedTextJob], ...] = (
@@ -63,8 +59,12 @@ _PLACED: tuple[Rule[PlacedTextJob], ...] = (
 _WARNINGS: tuple[Rule[PlacedTextJob], ...] = (*waste.WARNINGS, *trained.WARNINGS)
 
 
-class SupervisedJob(LanguageModelJob):
+class SupervisedJob(StagedTextJob):
     """The job of `algorithm.name: sft`."""
+
+    config_rules = unused.PLACED
+    placed_rules = _PLACED
+    placed_warnings = _WARNINGS
 
     def __init__(self) -> None:
         Job.__init__(
@@ -79,54 +79,10 @@ class SupervisedJob(LanguageModelJob):
 
     # ── its plan ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
-    def needs(self, config: LanguageModelJobConfig) -> Needs:
-        return needs_of_stages(self.stages)
-
-    def plan(
-        self,
-        config: LanguageModelJobConfig,
-        topology: Topology,
-        sources: Mapping[str, Source],
-    ) -> Plan:
-        idle = list(broken(unused.PLACED, config))
-        if idle:
-            raise PlacementError(idle)
-
-        def check(placed: Placed) -> Iterator[Problem]:
-            return broken(_PLACED, PlacedTextJob.of(config, placed))
-
-        def wasted(placed: Placed) -> Iterator[Problem]:
-            yield from broken(_WARNINGS, PlacedTextJob.of(config, placed))
-            yield from broken(machines.WARNINGS, placed.cluster)
-
-        plan = plan_components(
-            config.cluster,
-            topology,
-            needs=self.needs(config),
-            offload=[c for c in self.components if config.block_of(c).enable_offload],
-            sources=sources,
-            rules=Rules(optional=(), check=check, waste=wasted),
-        )
-        channels = tuple(_channels(config, plan.placement))
-        return dataclasses.replace(plan, channels=channels)
-
-    def memory(
-        self,
-        config: LanguageModelJobConfig,
-        plan_: Plan,
-        measured: Measurements | None = None,
-        *,
-        build: bool = False,
-        known: object = None,
-    ) -> MemoryCase:
-        def replan(other: LanguageModelJobConfig, topology: Topology) -> MemoryCase:
-            planned = self.plan(other, topology, {})
-            return self.memory(other, planned, measured)
-
-        return text_case(plan_, config, replan, measured)
-
-    def performance_model(self) -> None:
-        return None
+    def planned_channels(
+        self, config: LanguageModelJobConfig, placement: HybridComponentPlacement
+    ) -> Iterator[ChannelPlan]:
+        return _channels(config, placement)
 
     # ── its checks ───────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -166,11 +122,6 @@ class SupervisedJob(LanguageModelJob):
         return actor_problems(config, _row_problems)
 
     # ── its run ──────────────────────────────────────────────────────────────────────────────────────────────────────
-
-    def workers(
-        self, config: LanguageModelJobConfig, plan_: Plan
-    ) -> Mapping[str, type[Worker]]:
-        return self.components
 
     def through_host(self, config: Config, plan_: Plan) -> list[str]:
         return []

@@ -37,6 +37,7 @@ OPTIONAL = {
         "mujoco",
         "nbclient",
         "numpy",
+        "openai",
         "pandas",
         "peft",
         "pyarrow",

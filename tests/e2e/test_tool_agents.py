@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 
+from tests.absent import needs
 from tests.e2e.training import ROOT, train
 
 pytestmark = pytest.mark.slow
 RECIPE = ("--config-dir", str(ROOT / "recipes" / "agents"))
 
 
-@pytest.mark.skipif(find_spec("openai") is None, reason="openai is not installed")
+@needs("openai")
 def test_the_full_drawer_is_found(model: Path, tmp_path: Path) -> None:
     more = (f"actor.model.path={model}", "runner.total_iterations=15")
     run = train("drawers", tmp_path, *RECIPE, *more)

@@ -145,7 +145,7 @@ def put_adapter(
     renamed: Any = getattr(adapters.model, "hf_to_vllm_mapper", None)
     if renamed is not None:
         renamed = renamed.get_rename_mapper()
-    helper = PEFTHelper(r=rank, lora_alpha=alpha, target_modules=[])  # type: ignore[arg-type]
+    helper = PEFTHelper(r=rank, lora_alpha=alpha, target_modules=[])  # type: ignore[arg-type]  # vLLM divides it by the rank, whatever it is
     lora = LoRAModel.from_lora_tensors(
         ADAPTER_ID,
         tensors,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import pytest
 import torch
@@ -30,14 +31,14 @@ def expected(name: str, p: float, q: float, a: float) -> tuple[float, float]:
 
 
 @pytest.mark.parametrize("name", ["importance_sampling", "ppo", "cispo", "dro"])
-def test_losses_of_policies(name: str) -> None:
+def test_losses_of_policies(name: Any) -> None:
     logprobs = torch.tensor(LOGPROBS, dtype=torch.float64, requires_grad=True)
-    inputs = {
+    inputs: dict[Any, torch.Tensor] = {
         "logprobs": torch.tensor(OLD, dtype=torch.float64),
         "advantages": torch.tensor(ADVANTAGES, dtype=torch.float64),
     }
     settings = {"clip_low_threshold": 0.8, "clip_high_threshold": 1.2, "beta": 0.3}
-    losses = token_losses(ServedLoss(name=name, settings=settings), logprobs, inputs)  # type: ignore[arg-type]
+    losses = token_losses(ServedLoss(name=name, settings=settings), logprobs, inputs)
     losses.sum().backward()
     assert logprobs.grad is not None
     given = zip(LOGPROBS, OLD, ADVANTAGES, strict=True)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -55,7 +54,6 @@ def value_of(arguments: str) -> object:
 
 
 @pytest.mark.vllm
-@pytest.mark.skipif(find_spec("vllm") is None, reason="vLLM is not installed")
 def test_calls_are_those_that_vllm_reads(tmp_path: Path) -> None:
     """An answer is a call in training if it is one when the policy is served."""
     from transformers import AutoTokenizer
@@ -106,7 +104,6 @@ def test_calls_are_those_that_vllm_reads(tmp_path: Path) -> None:
     assert differ == OTHERWISE
 
 
-@pytest.mark.skipif(find_spec("trl") is None, reason="TRL is not installed")
 @pytest.mark.parametrize("family", FAMILIES)
 def test_results_follow_an_answer_as_the_template_of_the_family_writes_them(
     family: str, tmp_path: Path

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.absent import needs
 from tests.unit.envs.text.test_agent_requests import (
     ADD,
     TWO_CALLS,
@@ -19,10 +19,7 @@ from tests.unit.envs.text.test_agent_requests import (
     stage,
 )
 
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.skipif(find_spec("openai") is None, reason="openai is not installed"),
-]
+pytestmark = [pytest.mark.slow, needs("openai")]
 
 
 def with_client(url: str, key: str, row: Mapping[str, Any]) -> float:

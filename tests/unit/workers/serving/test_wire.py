@@ -84,8 +84,11 @@ def test_samples_are_written_with_their_reasons() -> None:
     )
     fields = list(fields_of(write_samples([answer], [-3.0], cached=4)))
     assert [number for number, _ in fields] == [1, 2, 4]
-    sequence = dict(fields_of(bytes(fields[0][1])))  # type: ignore[arg-type]
+    (_, first), (_, second), _ = fields
+    assert isinstance(first, bytes)
+    assert isinstance(second, bytes)
+    sequence = dict(fields_of(first))
     assert sequence[1] == 1
-    scores = np.frombuffer(bytes(fields[1][1]), "<f4")  # type: ignore[arg-type]
+    scores = np.frombuffer(second, "<f4")
     assert np.isnan(scores[0])
     assert scores[1] == -3.0

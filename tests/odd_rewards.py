@@ -1,4 +1,7 @@
-"""Reward functions as users write them, on bad days too."""
+"""Reward functions as users write them, on bad days too.
+
+Each process that grades imports the module of its functions: here, and not in a module of tests, which imports torch.
+"""
 
 from __future__ import annotations
 
@@ -17,6 +20,18 @@ from rlplace.envs.text import Transcript
 
 def length(transcript: Transcript, *, times: float = 1.0) -> float:
     return times * len(transcript.answer)
+
+
+def short(transcript: Transcript) -> float:
+    return float(len(transcript.answer) < 5)
+
+
+def last_digit(transcript: Transcript) -> float:
+    return float(transcript.answer[-1])
+
+
+def same_for_all(transcript: Transcript) -> float:
+    return 0.5
 
 
 def changes_facts(transcript: Transcript) -> float:

@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from rlplace.envs.text.contract import Transcript
 from tests.e2e import language, training
 from tests.e2e.training import train
 
@@ -20,16 +19,12 @@ SIMULATOR = (
 )
 
 
-def same_for_all(transcript: Transcript) -> float:
-    return 0.5
-
-
 @pytest.mark.parametrize(
     ("overrides", "sign"),
     [
         (
             (
-                f"env.rewards=[{{name: '{__name__}:same_for_all'}}]",
+                "env.rewards=[{name: 'tests.odd_rewards:same_for_all'}]",
                 # Some of the answers end before they are cut
                 "rollout.stop=[a,e,i,o,u,t,n,s,r]",
                 "rollout.seed=0",
@@ -38,7 +33,7 @@ def same_for_all(transcript: Transcript) -> float:
         ),
         pytest.param(
             (
-                f"env.rewards=[{{name: '{__name__}:same_for_all'}}]",
+                "env.rewards=[{name: 'tests.odd_rewards:same_for_all'}]",
                 # No answer ends before it is cut
                 "rollout.min_tokens=8",
             ),

@@ -9,7 +9,7 @@ import fcntl
 import json
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -125,8 +125,6 @@ def build(server: FakeServer, tmp_path: Path) -> Iterator[Callable[..., VllmServ
         given = {
             "url": url,
             "folder": str(tmp_path / "sent"),
-            "start_s": 0.1,
-            "timeout_s": 5.0,
             **others,
         }
         built.append(
@@ -216,19 +214,21 @@ def test_an_answer_comes_with_its_versions(
 
 
 @pytest.mark.parametrize(
-    ("path", "answer", "said"),
+    ("path", "answer", "given", "said"),
     [
-        ("/health", 503, "no server is up after 0.1 s"),
-        ("/server_info", 404, "its development endpoints are off"),
-        ("/inference/v1/generate", 404, "takes no token ids"),
+        ("/health", 503, {"start_s": 0.1}, "no server is up after 0.1 s"),
+        ("/server_info", 404, {}, "its development endpoints are off"),
+        ("/inference/v1/generate", 404, {}, "takes no token ids"),
         (
             "/server_info",
             started(logprobs_mode="raw_logprobs"),
+            {},
             "gives other log-probabilities",
         ),
         (
             "/server_info",
             started(max_model_len=63),
+            {},
             "takes shorter sequences",
         ),
     ],
@@ -238,11 +238,12 @@ def test_a_server_that_was_started_otherwise_is_refused_with_how_to_start_it(
     build: Callable[..., VllmServer],
     path: str,
     answer: Any,
+    given: Mapping[str, float],
     said: str,
 ) -> None:
     server.answers[path] = answer
     with pytest.raises(EngineError) as caught:
-        build()
+        build(**given)
     assert caught.value.code == "engine-server"
     assert said in str(caught.value)
     assert "VLLM_SERVER_DEV_MODE=1 vllm serve" in str(caught.value)
@@ -273,9 +274,11 @@ def test_answers_by_other_weights_are_noticed(
 
 
 def test_a_server_that_hangs_refuses_or_keeps_its_cache_is_named(
-    server: FakeServer, build: Callable[..., VllmServer]
+    server: FakeServer,
+    build: Callable[..., VllmServer],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    engine = loaded(build(timeout_s=0.2))
+    engine = loaded(build())
     server.answers["/collective_rpc"] = 500
     with pytest.raises(EngineError, match="refused /collective_rpc"):
         engine.load({"weight": torch.ones(2, 2)}, 5)
@@ -285,6 +288,7 @@ def test_a_server_that_hangs_refuses_or_keeps_its_cache_is_named(
         engine.load({"weight": torch.ones(2, 2)}, 5)
     server.answers["/reset_prefix_cache"] = {"success": True}
     loaded(engine).submit(request_of(0))
+    monkeypatch.setattr(engine, "_timeout_s", 0.2)  # what comes before is answered
     server.hangs.set()
     engine.submit(request_of(1))
     with pytest.raises(EngineError, match=r"gave no answer within 0\.2 s"):

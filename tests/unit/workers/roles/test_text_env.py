@@ -15,7 +15,7 @@ from typing import Any, ClassVar
 import numpy as np
 import pytest
 
-from rlplace.envs.text import Image, Message, Split, TextEpisode, Transcript
+from rlplace.envs.text import Image, Message, Split, TextEpisode
 from rlplace.errors import (
     ChannelBroken,
     ChannelMisuse,
@@ -933,7 +933,8 @@ def test_groups_may_be_compared_by_one_of_their_rewards(
     folder: Path, by: str | None, refilled: int
 ) -> None:
     """Answers are equally short, and of different values."""
-    rewards = [{"name": f"{__name__}:short"}, {"name": f"{__name__}:last_digit"}]
+    names = ("tests.odd_rewards:short", "tests.odd_rewards:last_digit")
+    rewards = [{"name": name} for name in names]
     stage = TextStage(
         folder,
         lambda request, sample: f"{sample}<eos>",
@@ -943,14 +944,6 @@ def test_groups_may_be_compared_by_one_of_their_rewards(
     with stage:
         metrics = stage.run()[0]
     assert value(metrics, "env/groups_refilled") == refilled
-
-
-def short(transcript: Transcript) -> float:
-    return float(len(transcript.answer) < 5)
-
-
-def last_digit(transcript: Transcript) -> float:
-    return float(transcript.answer[-1])
 
 
 def test_a_group_whose_rewards_are_equal_but_for_one_left_out_gives_way(

@@ -15,11 +15,9 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from hydra import compose, initialize_config_dir
+from hydra import initialize_config_dir
 from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
 from hydra.core.global_hydra import GlobalHydra
-from hydra.core.hydra_config import HydraConfig
-from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import (
     Override,
     OverrideType,
@@ -38,6 +36,12 @@ from omegaconf.errors import (
 )
 
 from rlplace.codes import config_error, problem
+from rlplace.config.composition import (
+    Composition,
+    composition,
+    parse_overrides,
+    read_config,
+)
 from rlplace.config.found import value_at
 from rlplace.config.from_environment import of_environment, with_default
 from rlplace.config.keys import every_place, takes_list
@@ -55,6 +59,7 @@ from rlplace.config.yaml_text import (
     not_blocks,
     not_yaml,
     repeated_key,
+    root_of,
     scalars,
     show,
     text_of,
@@ -307,12 +312,14 @@ def with_hydra(argv: Sequence[str]) -> list[Composed]:
         # The search path: first that of the config, then the folders of the command line.
         in_file = None
         if line.text:
-            in_file = OmegaConf.select(OmegaConf.load(line.file), "hydra.searchpath")
+            in_file = OmegaConf.select(
+                read_config(line.file, line.text), "hydra.searchpath"
+            )
         places = list(in_file or ())
         for folder in line.folders:
             if folder != line.root:
                 places.append(f"file://{folder}")
-        parsed = OverridesParser.create().parse_overrides([*line.choices])
+        parsed = parse_overrides(line.choices)
         overrides = [_for_hydra(override, line, places) for override in parsed]
         # An override replaces the search path of the config, so it lists both.
         if places:
@@ -356,7 +363,7 @@ def _composed_jobs(
     """
     jobs = [overrides]
     if line.swept:
-        parsed = OverridesParser.create().parse_overrides(overrides)
+        parsed = parse_overrides(overrides)
         (jobs,) = BasicSweeper.split_arguments(parsed, max_batch_size=None)
     # The flags of a single run
     dropped = (*line.overrides, "-m", "--multirun")
@@ -515,9 +522,11 @@ def _print_config(line: CommandLine, overrides: list[str]) -> None:
         )
         return
     # Without the keys that belong to a task or model which another has replaced
-    shown, places, task = _job_of(line.name, overrides)
+    composed = composition(line.name, overrides)
+    shown = composed.config
     OmegaConf.set_struct(shown, False)
-    for path in _of_another_choice(_merged(places, line.name), task):
+    files = _merged(composed, line.name)
+    for path in _of_another_choice(files, composed.overrides):
         above, _, key = path.rpartition(".")
         block = OmegaConf.select(shown, above)
         if isinstance(block, DictConfig):
@@ -527,7 +536,7 @@ def _print_config(line: CommandLine, overrides: list[str]) -> None:
     if package not in (None, "_global_"):
         shown = OmegaConf.select(shown, package)
         if shown is None:
-            keys = _job_of(line.name, overrides)[0]
+            keys = composition(line.name, overrides).config
             raise config_error(
                 "bad-option",
                 "--package",
@@ -624,19 +633,22 @@ def _composed(
     `resolve`: whether to replace references `${...}` by values.
     """
     assert name is not None, "checked above"
-    job, places, task = _job_of(name, overrides)
+    composed = composition(name, overrides)
+    job = composed.config
+    task = composed.overrides
     # Where each value was written: files of groups, then the config's files, then overrides
-    run = HydraConfig.get()
     parts: dict[str, str] = {}
-    for group, choice in run.runtime.choices.items():
-        if choice and not group.startswith("hydra"):
+    for group, choice in composed.choices.items():
+        if choice:
             parts[group] = choice
     sources: dict[str, Source] = {}
     for group, choice in parts.items():
         folder, _, package = group.partition("@")
         prefix = package or folder.replace("/", ".")
-        sources |= _file_sources(_with_parents(places, f"{folder}/{choice}"), prefix)
-    merged = _merged(places, name)
+        sources |= _file_sources(
+            _with_parents(composed.folders, f"{folder}/{choice}"), prefix
+        )
+    merged = _merged(composed, name)
     sources |= _file_sources(merged)
     given = [override.partition("=")[0].lstrip("+~") for override in task]
     for key, override in zip(given, task, strict=True):
@@ -694,31 +706,6 @@ def _composed(
     )
 
 
-def _job_of(
-    name: str,
-    overrides: list[str],
-) -> tuple[DictConfig, list[Path], list[str]]:
-    """Compose the config `name`, and return (config, folders of its files, overrides as they were written).
-
-    The block `hydra` is removed from the config, and overrides of this block from the overrides.
-    """
-    config = compose(name, overrides, return_hydra_config=True)
-    # For ${hydra:...}
-    HydraConfig.instance().set_config(config)
-    run = HydraConfig.get()
-    places = [
-        Path(place.path)
-        for place in run.runtime.config_sources
-        if place.schema == "file"
-    ]
-    own_keys = [str(key) for key in config if key != "hydra"]
-    job = OmegaConf.masked_copy(config, own_keys)
-    # Overrides as they were written, `${...}` included
-    words = OmegaConf.to_container(run.overrides.task)
-    assert isinstance(words, list)
-    return job, places, words
-
-
 def _join_names(mapping: dict[Any, Any]) -> None:
     """Restore the placement keys `reward.<name>` that Hydra has read as nested blocks in overrides.
 
@@ -748,21 +735,20 @@ def _file_sources(files: Sequence[Path], prefix: str = "") -> dict[str, Source]:
     return found
 
 
-def _merged(places: Sequence[Path], name: str) -> list[Path]:
+def _merged(composed: Composition, name: str) -> list[Path]:
     """Return the files whose keys are those of the whole config, in the order of merging.
 
     They are the files of config `name` and of the configs in its `defaults`, and the chosen files of groups that fill
     the whole config, such as that of the task. A choice in `defaults` comes before the config's own keys, and a choice
-    that only the command line makes comes after them. `places`: folders with configs. Hydra must have composed the
-    config.
+    that only the command line makes comes after them. `composed`: the config as Hydra has composed it.
     """
-    files = _with_parents(places, name)
+    files = _with_parents(composed.folders, name)
     among_defaults: list[Path] = []
     added: list[Path] = []
-    for group, choice in HydraConfig.get().runtime.choices.items():
-        if not choice or group.startswith("hydra"):
+    for group, choice in composed.choices.items():
+        if not choice:
             continue
-        chosen = _with_parents(places, f"{group}/{choice}")
+        chosen = _with_parents(composed.folders, f"{group}/{choice}")
         if not chosen or not _WHOLE.search(chosen[-1].read_text(encoding="utf-8")):
             continue
         if _chooses(files, group):
@@ -828,7 +814,7 @@ def _of_another_choice(files: Sequence[Path], overrides: Sequence[str]) -> set[s
         values = {key: node.value for key, node in scalars(text).items()}
         steps.append((values, [*line_sources(text, "")]))
     given: dict[str, str] = {}
-    for word in OverridesParser.create().parse_overrides([*overrides]):
+    for word in parse_overrides(overrides):
         key = word.key_or_group
         value = None if word.is_delete() else word.value()
         if isinstance(value, dict):
@@ -1347,7 +1333,7 @@ def _check_is_block(line: CommandLine) -> None:
                 "bad-yaml", "config", row.strip(), error="no-break-space", source=source
             )
     with contextlib.suppress(yaml.YAMLError):
-        if isinstance(yaml.compose(line.text), yaml.SequenceNode):
+        if isinstance(root_of(line.text), yaml.SequenceNode):
             raise config_error("bad-config", line.file.name, error="list")
 
 
@@ -1414,7 +1400,7 @@ def _not_an_override(word: str, words: Sequence[str]) -> ConfigError:
     )
     if quoted != word:
         with contextlib.suppress(OverrideParseException):
-            OverridesParser.create().parse_overrides([quoted])
+            parse_overrides([quoted])
             return config_error(
                 "bad-config",
                 changed,
@@ -1428,7 +1414,7 @@ def _not_an_override(word: str, words: Sequence[str]) -> ConfigError:
 def _parses(word: str) -> bool:
     """Return whether Hydra can read a word as an override."""
     try:
-        OverridesParser.create().parse_overrides([word])
+        parse_overrides([word])
     except OverrideParseException:
         return False
     return True
@@ -1450,7 +1436,7 @@ def _as_text(word: str) -> str | None:
     is_list = listed or takes_list(key.lstrip("+"))
     found = f"{key}=[{quoted}]" if is_list else f"{key}={quoted}"
     try:
-        OverridesParser.create().parse_overrides([found])
+        parse_overrides([found])
     except OverrideParseException:
         return None
     return found

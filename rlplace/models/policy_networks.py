@@ -29,8 +29,10 @@ from rlplace.models.networks import (
 )
 from rlplace.models.recurrent import NumberEncoder, RecurrentNetwork, StepByStep
 from rlplace.models.transformer import ChunkTransformer
+from rlplace.models.vla_folder import is_openvla
 
 if TYPE_CHECKING:
+    from rlplace.models.openvla import OpenVla
     from rlplace.models.vla import Vla
 
 PolicyNetwork = ActorCritic | NetworkPolicy
@@ -72,7 +74,7 @@ def build_policy(
     if isinstance(network, ImageNetwork | RecurrentNetwork | ChunkTransformer):
         network.initialise(generator)
     elif isinstance(model, VlaConfig):
-        cast("Vla", network).initialise(generator)
+        cast("Vla | OpenVla", network).initialise(generator)
     return NetworkPolicy(
         spaces,
         network,
@@ -92,6 +94,10 @@ def _network(spaces: Spaces, model: PolicyConfig) -> nn.Module:
         return ChunkTransformer(spaces, model)
     if isinstance(model, VlaConfig):
         # Imported here: no other policy needs transformers
+        if is_openvla(model.path):
+            from rlplace.models.openvla import OpenVla
+
+            return OpenVla(spaces, model)
         from rlplace.models.vla import Vla
 
         return Vla(spaces, model)

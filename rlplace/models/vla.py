@@ -28,7 +28,6 @@ from torch import Tensor, nn
 from torch.nn import functional
 from transformers import (
     AutoModelForImageTextToText,
-    AutoTokenizer,
     SmolVLMConfig,
 )
 from transformers import SmolVLMForConditionalGeneration as SmolVLM
@@ -49,6 +48,7 @@ from rlplace.models.networks import (
     entries_of,
     scaled_pixels,
 )
+from rlplace.models.tokenizers_of_folders import stored_tokenizer
 from rlplace.models.vla_entries import (
     MERGED,
     VlaEntries,
@@ -57,11 +57,8 @@ from rlplace.models.vla_entries import (
     unknown_words,
     words_of,
 )
-from rlplace.units import clipped
 
 _PATH = "actor.model.path"
-# Characters of a library's reason that an error shows
-_SHOWN = 200
 # Different instructions whose tokens are kept
 _KEPT = 65_536
 # Stands behind the tokens of a shorter instruction, and is not read; tokens of words begin behind it
@@ -173,7 +170,7 @@ class _Texts:
             }
             read = self._by_words
         else:
-            tokenizer = _tokenizer(config.path, vocabulary)
+            tokenizer = stored_tokenizer(config.path, vocabulary)
             read = functools.partial(tokenizer.encode, add_special_tokens=False)
         self._read = read
         self._ids = functools.lru_cache(maxsize=_KEPT)(self._ids_of)
@@ -205,33 +202,6 @@ class _Texts:
         if unknown is not None:
             raise ConfigError([unknown])
         return [self._words[word] for word in words_of(sentence)]
-
-
-def _tokenizer(folder: str, vocabulary: int) -> Any:
-    """Return the tokenizer of a model's folder. Raises ConfigError if it cannot be read, or has too many tokens.
-
-    `vocabulary`: the number of tokens that the model has.
-    """
-    try:
-        tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
-    except (OSError, ValueError) as error:
-        raise config_error(
-            "model-misfit",
-            _PATH,
-            folder,
-            error="tokenizer-lost",
-            reason=clipped(f"{error}", _SHOWN),
-        ) from error
-    if len(tokenizer) > vocabulary:
-        raise config_error(
-            "model-misfit",
-            _PATH,
-            folder,
-            error="tokenizer",
-            size=len(tokenizer),
-            vocabulary=vocabulary,
-        )
-    return tokenizer
 
 
 def _model(spaces: Spaces, entries: VlaEntries, config: VlaConfig) -> Any:

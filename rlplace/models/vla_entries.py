@@ -14,23 +14,23 @@ from rlplace.envs.contract import (
     Actions,
     ContinuousActions,
     DiscreteActions,
+    MultiDiscreteActions,
     Part,
     Spaces,
     image_size,
 )
 from rlplace.envs.registry import with_wrapper
 from rlplace.errors import Problem, did_you_mean
-from rlplace.json_text import read_object
-from rlplace.models.heads import unread_weights
+from rlplace.models.vla_folder import check_folder, is_openvla, openvla_folder
 
 _MODEL = "actor.model"
-# Families whose models have the parts that the policy calls
-FAMILIES = ("smolvlm", "idefics3")
 # Sides of a patch that one token of the decoder stands for
 MERGED = 2
 _CHANNELS = 3
 # The wrapper that makes bins of continuous actions
 _BINS = "gymnasium.wrappers:DiscretizeAction"
+# The wrapper that gives OpenVLA's tokens their meaning
+_MEANING = "rlplace.envs.openvla:OpenVlaActions"
 # Bins of OpenVLA (arXiv:2406.09246)
 _USUAL_BINS = 256
 # Choices of one element at most: more are combinations of the bins of several elements
@@ -83,6 +83,11 @@ def check_vla(spaces: Spaces, config: VlaConfig, env: SimulatorEnvConfig) -> Non
             _worded(entries.image),
             error="colours",
         )
+    if config.path is not None:
+        check_folder(config)
+    if is_openvla(config.path):
+        _check_openvla(spaces, entries, config, env)
+        return
     _check_actions(spaces.actions, env)
     if config.path is None:
         _check_sizes(config, max(sides))
@@ -90,8 +95,6 @@ def check_vla(spaces: Spaces, config: VlaConfig, env: SimulatorEnvConfig) -> Non
             raise config_error(
                 "model-misfit", f"{_MODEL}.words", "[]", error="no-words"
             )
-    else:
-        _check_folder(Path(config.path))
 
 
 def words_of(instruction: str) -> list[str]:
@@ -176,6 +179,69 @@ def _check_actions(actions: Actions, env: SimulatorEnvConfig) -> None:
         )
 
 
+def _check_openvla(
+    spaces: Spaces, entries: VlaEntries, config: VlaConfig, env: SimulatorEnvConfig
+) -> None:
+    """Raise ConfigError unless a checkpoint of OpenVLA gets what it reads, and its tokens mean actions of its robot."""
+    assert config.path is not None
+    folder = openvla_folder(Path(config.path))
+    if entries.instruction is None:
+        raise config_error(
+            "model-misfit",
+            f"{_MODEL}.path",
+            config.path,
+            error="no-instruction",
+            entries=_listed(spaces),
+        )
+    if config.state:
+        raise config_error(
+            "model-misfit",
+            f"{_MODEL}.state",
+            show([*config.state]),
+            error="openvla-state",
+        )
+    _, *sides = image_size(entries.image.shape)
+    if folder.square and min(sides) != max(sides):
+        raise config_error(
+            "model-misfit",
+            f"{_MODEL}.image",
+            _worded(entries.image),
+            error="not-square",
+        )
+    meaning = [w for w in env.wrappers if w.name == _MEANING]
+    counts = (
+        spaces.actions.n if isinstance(spaces.actions, MultiDiscreteActions) else ()
+    )
+    if not meaning or {*counts} != {folder.bins}:
+        error = "no-meaning" if env.kind == "gymnasium" else "no-meaning-elsewhere"
+        raise config_error(
+            "model-misfit",
+            "env.wrappers",
+            show([wrapper.name for wrapper in env.wrappers]),
+            error=error,
+            bins=folder.bins,
+            kind=env.kind,
+            wrappers=_with_meaning(env, config.path, folder.bins),
+        )
+
+
+def _with_meaning(env: SimulatorEnvConfig, path: str, bins: int) -> str:
+    """Return the wrappers of `env` with OpenVLA's actions in place of other bins, as YAML.
+
+    `path`: folder of the checkpoint. `bins`: its choices for each element of an action.
+    """
+    others = [wrapper for wrapper in env.wrappers if wrapper.name != _BINS]
+    kwargs: dict[str, object] = {"folder": path}
+    if bins != _USUAL_BINS:
+        kwargs["bins"] = bins
+    for wrapper in others:
+        if wrapper.name == _MEANING:
+            kwargs = {**wrapper.kwargs, **kwargs}
+    return with_wrapper(
+        dataclasses.replace(env, wrappers=tuple(others)), _MEANING, kwargs
+    )
+
+
 def _with_bins(env: SimulatorEnvConfig) -> str:
     """Return the wrappers of `env` with bins for each element of an action, as YAML."""
     return with_wrapper(env, _BINS, {"bins": _USUAL_BINS, "multidiscrete": True})
@@ -210,36 +276,6 @@ def _check_sizes(config: VlaConfig, side: int) -> None:
             cell=cell,
             fitting=(below or fitting or [1])[-1],
             even=side + 1,
-        )
-
-
-def _check_folder(folder: Path) -> None:
-    """Raise ConfigError unless a folder has a vision-language model of a known family, with its weights."""
-    key = f"{_MODEL}.path"
-    try:
-        shape = read_object(folder / "config.json", key)
-    except FileNotFoundError:
-        raise config_error(
-            "model-misfit", key, str(folder), error="no-folder"
-        ) from None
-    kind = str(shape.get("model_type"))
-    if "vision_config" not in shape:
-        raise config_error(
-            "model-misfit", key, str(folder), error="no-vision", kind=kind
-        )
-    if kind not in FAMILIES:
-        raise config_error(
-            "model-misfit",
-            key,
-            str(folder),
-            error="family",
-            kind=kind,
-            families=" or ".join(FAMILIES),
-        )
-    reason = unread_weights(folder)
-    if reason is not None:
-        raise config_error(
-            "model-misfit", key, str(folder), error="unread", reason=reason
         )
 
 

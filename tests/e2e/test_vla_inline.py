@@ -10,6 +10,7 @@ import pytest
 from rlplace.cli.evaluate import main as evaluate
 from rlplace.cli.export import main as export
 from tests.e2e.training import INLINE_LAUNCHER, Finished, train
+from tests.tiny_openvla import tiny_openvla
 from tests.tiny_vlm import tiny_smolvlm
 
 SMALL = (
@@ -94,3 +95,31 @@ def test_a_longer_instruction_is_refused_before_the_start(tmp_path: Path) -> Non
     run = train("vla_reach", tmp_path, *SMALL, *NET, words)
     assert run.code == 2
     assert "fix: actor.model.instruction_tokens=4" in run.err
+
+
+@pytest.mark.slow  # tests/unit/models/test_openvla.py reads a folder
+def test_chunks_of_a_checkpoint_of_openvla_in_its_published_layout(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tiny_openvla(tmp_path / "model")
+    meaning = (
+        f"{{name: 'rlplace.envs.openvla:OpenVlaActions', kwargs: {{folder: {folder}}}}}"
+    )
+    run = train(
+        "vla_reach",
+        tmp_path / "runs",
+        *SMALL,
+        f"actor.model.path={folder}",
+        "actor.model.decoding=parallel",
+        "actor.model.instruction_tokens=20",
+        f"env.wrappers=[{meaning}]",
+        "rollout.action_chunk=2",
+        "runner.total_iterations=2",
+    )
+    assert run.code == 0, run.err + run.out
+    for row in run.metrics():
+        assert row["actor/mismatch"] < 1e-5
+        assert row["actor/grad_norm"] > 0
+    capsys.readouterr()
+    assert evaluate([str(run.folder), "episodes=4", "--format", "json"]) == 0
+    assert 0 <= json.loads(capsys.readouterr().out)["return"]["mean"] <= 1

@@ -30,6 +30,7 @@ NO_CODES = {
         "config-dir",
         "config-name",
         "config-path",
+        "resize-naive",
     ),
     *("nvidia-nccl-cu12", "nvidia-nccl-cu13"),
 }

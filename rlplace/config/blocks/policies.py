@@ -106,7 +106,8 @@ class VlaConfig:
         "a vision-language model of transformers, for actions in bins", "vla"
     )
     path: str | None = knob(
-        "folder of a SmolVLM or an Idefics3; null: a small SmolVLM from scratch", None
+        "folder of a SmolVLM, an Idefics3 or an OpenVLA-OFT; null: a small SmolVLM from scratch",
+        None,
     )
     image: str | None = knob(
         "entry of the observation that is the camera image; null: the only image", None
@@ -120,6 +121,16 @@ class VlaConfig:
     )
     instruction_tokens: int = knob(
         "most tokens of an instruction; shorter ones are padded", 16, minimum=1
+    )
+    decoding: Literal["parallel", "autoregressive"] | None = knob(
+        "how the model of an OpenVLA folder was trained to make actions; OpenVLA-OFT: parallel",
+        None,
+    )
+    crop_area: float = knob(
+        "of an OpenVLA folder: share of the image that is read, its middle; 0.9 if it was trained with crops",
+        1.0,
+        minimum=0.01,
+        maximum=1.0,
     )
     words: tuple[str, ...] = knob("without a path: the words of instructions", ())
     width: int = knob(

@@ -24,6 +24,7 @@ from rlplace.jobs.variants import check_variant
 from rlplace.metrics import MISMATCH
 from rlplace.models.custom_module import check_module
 from rlplace.models.vla_entries import check_vla
+from rlplace.models.vla_folder import check_folder
 from rlplace.placement.machines.topology import Topology
 from rlplace.placement.memory.ledger import Measurements, MemoryCase
 from rlplace.placement.plan import Plan
@@ -91,8 +92,14 @@ class SimulatorJob(SimulatedJob, TrainedJob):
         if config.runs:
             yield from check(config.env)
         yield from check_variant(config)
-        if isinstance(config.actor.policy, ModuleConfig):
-            yield from check_module(config.actor.policy)
+        policy = config.actor.policy
+        if isinstance(policy, ModuleConfig):
+            yield from check_module(policy)
+        if isinstance(policy, VlaConfig) and policy.path is not None:
+            try:
+                check_folder(policy)
+            except ProblemsError as error:
+                yield from error.problems
 
     def plan_problems(
         self, config: SimulatorJobConfig, plan_: Plan

@@ -32,6 +32,9 @@ _FIX = re.compile(r"((?:or: |and: )?)([a-z_][\w.]*): (.+?)( {8}.*)?")
 # A line of a traceback that names a file
 _FRAME = re.compile(r'\s+File "(.+)", line \d+')
 _PACKAGE = Path(__file__).parent
+_SHIPPED = _PACKAGE.parent / "configs"
+# Overrides in one line: algorithm.target_every=1 algorithm.policy_delay=2
+_OVERRIDES = re.compile(r"(?:^| )(?=[a-z_]+(?:\.\w+)+=)")
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,14 +116,18 @@ class Problem:
 
     @property
     def pasted(self) -> str | None:
-        """`fix` in the form to paste: overrides if the wrong value came from a command line, else config lines."""
-        if (
-            self.fix is None
-            or self.source is None
-            or not self.source.file.startswith(COMMAND_LINE)
-        ):
+        """`fix` in the form to paste: overrides if the wrong value came from a command line, else config lines.
+
+        Files that are shipped are not edited, so overrides stay overrides there.
+        """
+        if self.fix is None or self.source is None:
             return self.fix
-        return "\n".join(_as_word(self.key, line) for line in self.fix.split("\n"))
+        lines = self.fix.split("\n")
+        if self.source.file.startswith(COMMAND_LINE):
+            return "\n".join(_as_word(self.key, line) for line in lines)
+        if Path(self.source.file).is_relative_to(_SHIPPED):
+            return self.fix
+        return "\n".join(_as_lines(self.key, line) for line in lines)
 
 
 def with_sources(
@@ -173,6 +180,25 @@ def _as_word(key: str, line: str) -> str:
         remark = ""
     word = shlex.quote(f"{path}={value}")
     return f"{lead}{word}{remark}"
+
+
+def _as_lines(key: str, line: str) -> str:
+    """Return a line of a suggested remedy with config lines in place of overrides `path=value`.
+
+    `key`: path of the config key of the problem. A line that does not consist of overrides is returned unchanged.
+    """
+    fix, blanks, remark = line.partition(" " * 8)
+    words = [word for word in _OVERRIDES.split(fix) if word]
+    found = []
+    for word in words:
+        path, equals, value = word.partition("=")
+        is_path = re.fullmatch(r"[a-z_]+(?:\.\w+)+", path) is not None
+        # Words behind a value are no part of it
+        if not is_path or not equals or (" " in value and value[0] not in "[{\"'<"):
+            return line
+        name = path.rpartition(".")[2] if path == key else path
+        found.append(f"{name}: {value}")
+    return "\n".join(found) + blanks + remark
 
 
 # Digits that look like letters

@@ -540,6 +540,23 @@ COMPONENTS = {
     **dict.fromkeys(("replay_buffer", "buffer"), "replay"),
     "inference": "",  # RLinf's component that recomputes log-probabilities; here the actor does that
 }
+# Component that a job may lack -> what does its work there.
+WITHOUT_LINE = {
+    "critic": "the actor has the networks that estimate values",
+    "env": "rollout steps the environments",
+    "inference": "the actor computes log-probabilities again",
+    "reference": "the policy is not compared with a reference",
+    "reward": "the simulator gives the rewards",
+    "replay": "each iteration learns from new samples, and none are kept",
+    **dict.fromkeys(
+        ("target", "target_network", "target_networks", "target_critic"),
+        "the actor has the target networks",
+    ),
+    **dict.fromkeys(
+        ("optimizer", "evaluator", "eval", "evaluation", "driver", "logger"),
+        "it is no component, and needs no place of its own",
+    ),
+}
 # Word of rlplace -> words of other libraries.
 _WORDS = {
     "bf16": "bfloat16 torch.bfloat16",

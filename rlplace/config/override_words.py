@@ -48,6 +48,13 @@ def meant_by(
     numbers = re.fullmatch(r"\(([^()\[\]{}]*)\)", value)
     if numbers is not None and parses(f"{key}=[{numbers[1]}]"):
         return Meant("pair", {"name": key, "value": f"[{numbers[1].rstrip(',')}]"})
+    # A word before a list of numbers: gpu[0-3], cuda:[0,1]
+    named = re.fullmatch(
+        r"(?:gpus?|cuda|npus?|devices?|list|tuple)[: ]?[(\[]+([0-9][0-9, -]*?),?[)\]]+",
+        value,
+    )
+    if named is not None and parses(f"{key}=[{named[1]}]"):
+        return Meant("pair", {"name": key, "value": f"[{named[1]}]"})
     # More of a list: sinks+=[wandb]
     if key.endswith("+"):
         items = value.strip("[]")

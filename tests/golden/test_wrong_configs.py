@@ -23,9 +23,11 @@ import yaml
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from rlplace.config.blocks.off_policy import OffPolicyBlocks
 from rlplace.config.compose import with_hydra
 from rlplace.config.fields import jobs
 from rlplace.config.of_job import config_of
+from rlplace.config.open_job import OpenConfig
 from rlplace.config.yaml_text import line_sources
 from rlplace.errors import ConfigError, PlacementError, Problem, Source
 from rlplace.foresight.show import foreseen
@@ -36,6 +38,7 @@ ROWS = yaml.safe_load(
 )
 PLACEMENT = "cluster.component_placement"
 BLOCKS = {field.name for job in jobs() for field in dataclasses.fields(config_of(job))}
+BLOCKS |= {field.name for field in dataclasses.fields(OffPolicyBlocks)}
 EACH = 100  # rows of one part: all of them at once take minutes on a busy machine
 MOST_ROUNDS = 3  # a placement is read after the rest of a config is right
 
@@ -95,7 +98,7 @@ def edited(row: Mapping[str, Any], what: str) -> dict[str, Any]:
 
 def proposed(problem: Problem) -> list[str]:
     """The lines of a fix that a user copies, without the alternatives behind them. Empty: it proposes no line."""
-    lines = (problem.fix or "").split("\n")
+    lines = (problem.pasted or "").split("\n")
     if lines[0] == "one of":
         return []
     kept = [
@@ -201,7 +204,9 @@ class Text:
         for word in [
             line.removeprefix("remove ") for line in lines if line.startswith("remove ")
         ]:
-            self.replace(word if word in self.where() else f"{block}.{word}", ())
+            of_block = f"{block}.{word}"
+            is_whole = word in self.where() and of_block not in self.where()
+            self.replace(word if is_whole else of_block, ())
         entries = [
             line for line in lines if line not in top and not line.startswith("remove ")
         ]
@@ -240,9 +245,15 @@ def job(
     if read.profile is not None:
         foreseen(read, prepared.plan, prepared.case)
     placement = prepared.plan.placement
-    values = dataclasses.replace(
-        read, cluster=dataclasses.replace(read.cluster, component_placement={})
-    )
+    cluster = dataclasses.replace(read.cluster, component_placement={})
+    if isinstance(read, OpenConfig):
+        engine = dataclasses.replace(read.engine, cluster=cluster)
+        settings = {**read.settings, "cluster": None}
+        values = dataclasses.replace(
+            read, job=type(read.job), engine=engine, settings=settings
+        )
+    else:
+        values = dataclasses.replace(read, cluster=cluster)
     return values, {
         name: placement.spec(name).canonical() for name in placement.components
     }

@@ -235,3 +235,40 @@ def test_a_remark_behind_a_fix_is_no_part_of_the_word_to_paste() -> None:
     assert problem.pasted == (
         "actor.lora_rank=16        saves 2 GiB; costs: less\nor: 'a.b={placement: 0-7, size: 2}'        costs: more"
     )
+
+
+@pytest.mark.parametrize(
+    ("file", "pasted"),
+    [
+        ("mine.yaml", "every: 1        (or remove the line)"),
+        (f"{COMMAND_LINE}a.every=2", "a.every=1        (or remove the line)"),
+        # A shipped file is not edited
+        (
+            str(Path(rlplace.__file__).parent.parent / "configs/sac.yaml"),
+            "a.every=1        (or remove the line)",
+        ),
+    ],
+)
+def test_overrides_of_a_fix_are_config_lines_in_a_file(file: str, pasted: str) -> None:
+    problem = Problem(
+        code="c",
+        key="a.every",
+        what="w",
+        fix="a.every=1        (or remove the line)",
+        source=Source(file=file),
+    )
+    assert problem.pasted == pasted
+
+
+def test_several_overrides_of_a_fix_are_several_lines_in_a_file() -> None:
+    problem = Problem(
+        code="c",
+        key="a.every",
+        what="w",
+        fix="a.every=1 b.wrappers=[{name: x, kwargs: {}}]",
+        source=Source(file="mine.yaml", line=3),
+    )
+    assert problem.pasted == "every: 1\nb.wrappers: [{name: x, kwargs: {}}]"
+    # Words behind a value
+    words = dataclasses.replace(problem, fix="a.every=1 does it")
+    assert words.pasted == words.fix

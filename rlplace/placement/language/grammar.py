@@ -187,7 +187,8 @@ def _read_in_part(
         facts = {"piece": piece, "hyphenated": hyphenated}
         faults.append(Fault("not-a-hyphen", text, "", span, facts))
     else:
-        faults.append(Fault("bad-placement", text, "unreadable", span))
+        facts = {"pool": pool}
+        faults.append(Fault("bad-placement", text, "unreadable", span, facts))
 
 
 def split_at(

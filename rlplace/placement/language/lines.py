@@ -169,8 +169,11 @@ def names_of(
             roles = (*components, *optional)
             free = [role for role in roles if role not in {*names, *named}]
             alias = COMPONENTS.get(name.lower(), name)
+            # A line for a component of another file replaces that of the file
             if alias in inherited:
                 free.append(alias)
+            elif did_you_mean(alias, free) is None:
+                free += [role for role in roles if role in inherited]
             facts = {
                 "name": name,
                 "names": names,

@@ -202,11 +202,7 @@ def test_component_names() -> None:
     ("more", "components", "fix"),
     [
         ({}, ("actor", "rollout", "reference"), "reference: 0-3"),
-        (
-            {},
-            ("actor", "rollout"),
-            "one of these names in place of ref",
-        ),  # the algorithm has none
+        ({}, ("actor", "rollout"), "remove ref"),  # the algorithm has none
         (
             {"reference": "0"},
             ("actor", "rollout", "reference"),

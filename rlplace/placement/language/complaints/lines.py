@@ -5,9 +5,16 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
-from rlplace.config.other_names import NO_SUCH, PLACEMENT_KEYS, SPLITS, meant_word
+from rlplace.config.other_names import (
+    COMPONENTS,
+    NO_SUCH,
+    PLACEMENT_KEYS,
+    SPLITS,
+    WITHOUT_LINE,
+    meant_word,
+)
 from rlplace.config.yaml_text import quote
-from rlplace.errors import did_you_mean, one_of, suggestion
+from rlplace.errors import COMMAND_LINE, did_you_mean, one_of, suggestion
 from rlplace.placement.language.complaints.meant import meant_component, meant_numbers
 from rlplace.placement.language.complaints.paste import line_of, open_line
 from rlplace.placement.language.complaints.writer import Facts, Writer
@@ -136,8 +143,17 @@ def _unknown_name(fault: Fault) -> Facts:
     if more:
         known += f"; it may have {', '.join(more)}"
     fix = f"one of these names in place of {name}"
-    if meant and len(fault.facts["names"]) == 1:
+    is_alone = len(fault.facts["names"]) == 1
+    if meant and is_alone:
         fix = f"{meant}: {quote(fault.text.value)}"
+    # The work of a component of other jobs, which needs no line here
+    alias = COMPONENTS.get(name.lower()) or name
+    worker = None if alias in {*components, *more} else WITHOUT_LINE.get(alias)
+    if not meant and worker and is_alone:
+        known += f"; {worker}"
+        fix = f"remove {name}"
+        if str(fault.text.source).startswith(COMMAND_LINE):
+            fix = f"leave out {fault.text.key}={fault.text.text}"
     facts = {"meant": suggestion(meant), "known": known, "line": fix}
     return _whole_line(fault) | facts
 

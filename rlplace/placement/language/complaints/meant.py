@@ -11,12 +11,18 @@ from rlplace.errors import did_you_mean
 from rlplace.placement.language.complaints.paste import LONGEST, line_of, open_line
 from rlplace.placement.language.grammar import DASHES, SEGMENTS
 from rlplace.placement.language.text import Text
+from rlplace.placement.machines.pools import Pool
 from rlplace.placement.machines.topology import show_range
 
 _OTHER_RANGES = re.compile(r"\s*(?:\.\.+|~|(?<![a-z])to(?![a-z])|…)\s*")
 _DEVICE_NAMES = re.compile(
-    r"\b(?:cuda|gpus?|npus?|devices?|accelerators?)[\s:_]*(?=[0-9])", re.IGNORECASE
+    r"\b(?:cuda|gpus?|npus?|devices?|accelerators?)[\s:_]*(?=[0-9[])", re.IGNORECASE
 )
+_MACHINES = re.compile(
+    r"(?:nodes?|machines?|hosts?)[\s:_-]*([0-9]{1,6})(?:\s*-\s*([0-9]{1,6}))?(?::\s*([0-9]{1,6})(?:-([0-9]{1,6}))?)?",
+    re.IGNORECASE,
+)
+_BRACKETS = re.compile(r"\[(.*)\]|\((.*)\)|\{(.*)\}")
 _PYTHON_RANGE = re.compile(
     r"(?:list\()?range\(\s*(?:([0-9]{1,9})\s*,\s*)?([0-9]{1,9})\s*\)\)?"
 )
@@ -56,8 +62,12 @@ def meant_numbers(piece: str) -> str | None:
         return show_range(range(int(first[1])))
 
     # Without brackets and names of devices, with plain hyphens and commas.
-    guess = re.sub(r"^\[(.*)\]$|^\((.*)\)$|^\{(.*)\}$", r"\1\2\3", guess)
+    inside = _BRACKETS.fullmatch(guess)
+    guess = inside[inside.lastindex or 0] if inside else guess
     guess = _OTHER_RANGES.sub("-", _DEVICE_NAMES.sub("", guess))
+    # Behind the name of a device, as Slurm writes them: gpu[0-3]
+    inside = _BRACKETS.fullmatch(guess)
+    guess = inside[inside.lastindex or 0] if inside else guess
     guess = re.sub(r"\s*[;|]\s*|(?<=[0-9])\s+(?=[0-9])", ",", guess)
     percent = re.fullmatch(r"\s*([0-9]{1,3})\s*%\s*", guess)
     if percent is not None:
@@ -77,6 +87,32 @@ def meant_numbers(piece: str) -> str | None:
     if SEGMENTS.fullmatch(guess):
         return guess
     return None
+
+
+def of_machines(piece: str, pool: Pool) -> str | None:
+    """Return the numbers of the accelerators of machines, such as `node0`, `nodes 0-1` or `node1:0-3`; else None.
+
+    `pool`: what numbers count. None is also returned if the pool has no such accelerators.
+    """
+    machines = _MACHINES.fullmatch(piece.strip())
+    if machines is None or not pool.holds_accelerators:
+        return None
+    first = int(machines[1])
+    last = int(machines[2] or first)
+    having = [i.numbers for i in pool.intervals if first <= i.node <= last]
+    missing = {*range(first, last + 1)} - pool.nodes if last - first < 1000 else {first}
+    if missing or not having:
+        return None
+    numbers = range(having[0].start, having[-1].stop)
+    if len(numbers) != sum(map(len, having)):
+        return None
+    if machines[3] is not None:
+        begin = int(machines[3])
+        end = int(machines[4] or begin)
+        numbers = numbers[begin : end + 1]
+        if len(numbers) != end + 1 - begin:
+            return None
+    return show_range(numbers)
 
 
 def other_place(text: Text) -> str | None:

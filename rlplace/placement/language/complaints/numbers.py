@@ -10,6 +10,7 @@ from rlplace.errors import one_of
 from rlplace.placement.language.complaints.meant import (
     meant_line,
     meant_numbers,
+    of_machines,
     other_place,
     without_gaps,
 )
@@ -168,7 +169,10 @@ def _unreadable(fault: Fault) -> Facts:
         what = repr(piece)
     line = without_gaps(fault.text)
     meant = meant_numbers(piece)
-    if meant:
+    machines = of_machines(fault.text.text, fault.facts["pool"])
+    if machines:
+        line = line_of(fault.text, machines)
+    elif meant:
         line = with_part(fault.text, span, meant)
     return {"piece": what, "line": other_place(fault.text) or line}
 

@@ -124,7 +124,8 @@ class Problem:
             return self.fix
         lines = self.fix.split("\n")
         if self.source.file.startswith(COMMAND_LINE):
-            return "\n".join(_as_word(self.key, line) for line in lines)
+            word = self.source.file.removeprefix(COMMAND_LINE)
+            return "\n".join(_as_word(self.key, line, word) for line in lines)
         if Path(self.source.file).is_relative_to(_SHIPPED):
             return self.fix
         return "\n".join(_as_lines(self.key, line) for line in lines)
@@ -145,11 +146,12 @@ def with_sources(
     )
 
 
-def _as_word(key: str, line: str) -> str:
+def _as_word(key: str, line: str, typed: str) -> str:
     """Return a line of a suggested remedy as a command-line override `path=value`.
 
     `key`: path of the config key of the problem. `line`: a config line `name: value`; the name is the last part of
-    `key`, or a full path. A line that cannot be written as one override is returned unchanged.
+    `key`, or a full path. `typed`: the override with the problem. A line that cannot be written as one override is
+    returned unchanged.
     """
     match = _FIX.fullmatch(line)
     if match is None:
@@ -165,6 +167,12 @@ def _as_word(key: str, line: str) -> str:
     # The fix is for another key in the block of the same component
     in_placement = block.rpartition(".")[0].endswith("component_placement")
     if path != whole and "." not in path and in_placement:
+        path = f"{block}.{name}"
+    # Another argument, if the override sets no further ones
+    sets_one = typed.startswith(f"{key}=") or (
+        typed.startswith(f"{block}={{") and "," not in typed
+    )
+    if path != whole and "." not in path and block.endswith("kwargs") and sets_one:
         path = f"{block}.{name}"
     is_plain = value[0] not in "[{\"'<"
     has_no_path = "." not in path and path != whole

@@ -85,5 +85,10 @@ def make_pool(config: SimulatorEnvConfig, seeds: Sequence[int]) -> Any:
     except TypeError as error:
         got = ", ".join(f"{k}: {v}" for k, v in kwargs.items())
         raise config_error(
-            "bad-simulator-kwargs", "env.kwargs", got, simulator=config.id, reason=error
+            "bad-simulator-kwargs",
+            "env.kwargs",
+            got,
+            error="refused",
+            simulator=config.id,
+            reason=error,
         ) from error

@@ -23,13 +23,16 @@ from rlplace.envs.contract import (
 )
 from rlplace.envs.registry import (
     EXTRAS,
+    arguments_not_taken,
     check_named,
     missing_library,
     named,
     not_imported,
     own_arguments,
+    unknown_arguments,
 )
 from rlplace.errors import ConfigError, Problem, did_you_mean, suggestion
+from rlplace.extras import install_command
 
 if TYPE_CHECKING:
     import gymnasium
@@ -39,6 +42,24 @@ if TYPE_CHECKING:
 
 # Key of the errors about a simulator and its spaces
 _ID = "env.id"
+_KWARGS = "env.kwargs"
+# Form of an id of another library -> the module that registers it
+_PACKAGES = {
+    r"ALE/|\w+NoFrameskip-v": "ale_py",
+    r"MiniGrid-|BabyAI-": "minigrid",
+    r"Fetch(Reach|Push|Slide|Pick)|Hand(Reach|Manip)|(Ant|Point)Maze|Adroit|FrankaK": "gymnasium_robotics",
+    r"(Push|Pick|Stack|Poke|Pull|Lift|Roll)\w*(Cube|Ball|Tool|Peg)\w*-v1|PegInsertion": "mani_skill.envs",
+    r"Panda(Reach|Push|Slide|Pick|Stack|Flip)": "panda_gym",
+    r"(highway|merge|roundabout|parking|intersection|racetrack)(-fast)?-v": "highway_env",
+    r"Meta-World/": "metaworld",
+    r"Safety\w+-v": "safety_gymnasium",
+}
+# Module -> how it is installed, if it has no extra
+_INSTALLED = {
+    "ale_py": "ale-py",
+    "panda_gym": "panda-gym",
+    "highway_env": "highway-env",
+}
 # Arguments of gymnasium.make that are not the simulator's, and the config key that sets each
 _RESERVED = {
     "id": "env.id",
@@ -71,6 +92,8 @@ class GymnasiumAdapter:
         if not known:
             problems += _id_problems(config.id)
         problems += _reserved_problems(config)
+        if config.kwargs and not problems:
+            problems += _argument_problems(config, shipped)
         # Wrappers must be importable and callable
         for at, wrapper in enumerate(config.wrappers):
             key = f"env.wrappers[{at}].name"
@@ -99,6 +122,7 @@ class GymnasiumAdapter:
                 "bad-simulator-kwargs",
                 "env.kwargs",
                 got,
+                error="refused",
                 simulator=config.id,
                 reason=error,
             ) from error
@@ -433,6 +457,23 @@ def _id_problems(name: str) -> Sequence[Problem]:
     proposed = "<package.module:Class, or package.module:Name-v0, which it registers>"
     if near:
         proposed = f"{prefix}{near}"
+    package = _package_of(registered)
+    if package is not None and package != module_name:
+        top = package.partition(".")[0]
+        command = f"pip install {_INSTALLED.get(top, top)}"
+        if top in EXTRAS:
+            command = install_command(EXTRAS[top])
+        return [
+            problem(
+                "unknown-simulator",
+                _ID,
+                name,
+                error="of-another-package",
+                module=package,
+                proposed=f"{package}:{registered}",
+                command=command,
+            )
+        ]
     unknown = problem(
         "unknown-simulator",
         "env.id",
@@ -447,6 +488,48 @@ def _id_problems(name: str) -> Sequence[Problem]:
         proposed=proposed,
     )
     return [unknown]
+
+
+def _argument_problems(config: SimulatorEnvConfig, shipped: str) -> Sequence[Problem]:
+    """Return a problem for each name in `env.kwargs` that the simulator's constructor does not take.
+
+    If it is not known what the constructor takes, return an empty list. `shipped`: source text of the module that
+    registers Gymnasium's own ids.
+    """
+    from rlplace.envs.constructor import takes_of
+
+    own = re.search(rf'id="{re.escape(config.id)}",\s+entry_point="([^"]+)"', shipped)
+    module, _, name = config.id.rpartition(":")
+    entry: object = own and own[1]
+    if own is None and module in sys.modules:
+        # A class or function of the user's, or an id that the module registers
+        entry = getattr(sys.modules[module], name, None)
+        if entry is None and "gymnasium" in sys.modules:
+            spec = sys.modules["gymnasium"].registry.get(name)
+            entry = spec and spec.entry_point
+    if callable(entry):
+        return unknown_arguments(
+            entry, config.kwargs, given=(), key=_KWARGS, code="bad-simulator-kwargs"
+        )
+    takes = takes_of(entry) if isinstance(entry, str) else None
+    if takes is None:
+        return []
+    return arguments_not_taken(
+        takes.names,
+        config.kwargs,
+        called=takes.called,
+        key=_KWARGS,
+        code="bad-simulator-kwargs",
+        takes_more=takes.more,
+    )
+
+
+def _package_of(name: str) -> str | None:
+    """Return the module that registers an id of another library, such as `minigrid`; None if it is not known."""
+    for form, module in _PACKAGES.items():
+        if re.match(form, name):
+            return module
+    return None
 
 
 def _reserved_problems(config: SimulatorEnvConfig) -> list[Problem]:

@@ -125,7 +125,12 @@ def _make(config: SimulatorEnvConfig) -> Any:
             raise
         got = ", ".join(f"{key}: {value}" for key, value in config.kwargs.items())
         raise config_error(
-            "bad-simulator-kwargs", "env.kwargs", got, simulator=config.id, reason=error
+            "bad-simulator-kwargs",
+            "env.kwargs",
+            got,
+            error="refused",
+            simulator=config.id,
+            reason=error,
         ) from error
     _require_parallel(env, config.id, name)
     return env

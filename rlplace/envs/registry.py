@@ -62,6 +62,25 @@ EXTRAS: Mapping[str, str] = {
     "gymnasium_robotics": "robotics",
     "mani_skill": "maniskill",
 }
+# Names that different programs have for one argument
+_SAME_ARGUMENTS = (
+    (
+        "path",
+        "file",
+        "files",
+        "data",
+        "data_path",
+        "data_files",
+        "dataset",
+        "dataset_name",
+    ),
+    ("prompt", "question", "input", "input_key", "prompt_key", "problem", "query"),
+    ("answer", "solution", "label", "target", "output", "response", "answer_key"),
+    ("image", "images", "image_key"),
+    ("pixels", "size", "image_size", "resolution"),
+    ("digits", "num_digits", "n_digits"),
+    ("dataset_split", "split"),
+)
 # Numbers that the network `nature` needs
 _NATURE_LAYERS = 3
 _NATURE_PIXELS = 36  # sides of an image, at least
@@ -188,12 +207,32 @@ def unknown_arguments(
         for n, p in parameters.items()
         if n not in given and p.kind is not p.VAR_POSITIONAL
     ]
+    called = getattr(call, "__name__", type(call).__name__)
+    return arguments_not_taken(takes, kwargs, called=called, key=key, code=code)
+
+
+def arguments_not_taken(
+    takes: Sequence[str],
+    kwargs: Mapping[str, object],
+    *,
+    called: str,
+    key: str,
+    code: str,
+    takes_more: bool = False,
+) -> list[Problem]:
+    """Return a problem for each argument in `kwargs` that is not in `takes`.
+
+    `called`: name of what is called. `key`: config key of `kwargs`. `code`: code of the problems. `takes_more`: whether
+    other arguments may be taken as well; then only misspelt names of `takes` are problems.
+    """
     problems: list[Problem] = []
     for name in [n for n in kwargs if n not in takes]:
-        near = did_you_mean(str(name), takes)
+        near = _argument_meant(str(name), takes)
         error = "unknown-argument"
         if near:
             error = "misspelt-argument"
+        elif takes_more:
+            continue
         unknown = problem(
             code,
             f"{key}.{name}",
@@ -201,14 +240,25 @@ def unknown_arguments(
             error=error,
             span=(0, len(str(name))),
             hint=suggestion(near),
-            callable=getattr(call, "__name__", type(call).__name__),
+            callable=called,
             takes=", ".join(takes) or "none",
             name=name,
             near=near,
-            value=kwargs[name],
+            value=show(kwargs[name]),
         )
         problems.append(unknown)
     return problems
+
+
+def _argument_meant(name: str, takes: Sequence[str]) -> str | None:
+    """Return the argument in `takes` that `name` probably misspells, or has as a habit; None if there is none."""
+    near = did_you_mean(name, takes)
+    squeezed = {take.replace("_", ""): take for take in takes}
+    near = near or squeezed.get(name.replace("_", "").lower())
+    for same in _SAME_ARGUMENTS:
+        if near is None and name in same:
+            near = next((take for take in takes if take in same), None)
+    return near
 
 
 def own_arguments(kwargs: Mapping[str, Any]) -> dict[str, Any]:

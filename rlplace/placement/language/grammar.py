@@ -187,8 +187,8 @@ def _read_in_part(
         facts = {"piece": piece, "hyphenated": hyphenated}
         faults.append(Fault("not-a-hyphen", text, "", span, facts))
     else:
-        facts = {"pool": pool}
-        faults.append(Fault("bad-placement", text, "unreadable", span, facts))
+        counted = {"pool": pool}
+        faults.append(Fault("bad-placement", text, "unreadable", span, counted))
 
 
 def split_at(

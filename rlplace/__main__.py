@@ -22,6 +22,7 @@ COMMANDS = {
     "search": "finds the fastest placement, from measured seconds",
     "runs": "lists runs: state, iterations, return or reward",
     "replace": "moves components of a run that goes on",
+    "drain": "empties a node of a run that goes on, so that the machine can leave",
     "report": "writes the report of a run",
     "evaluate": "evaluates a trained policy, and records a video",
     "doctor": "checks this machine, and shows which shipped configs run on it",

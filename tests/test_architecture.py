@@ -57,6 +57,7 @@ FLOORS = (  # lowest first; a room imports from floors below its own
         "__main__",
         "completion",
         "doctor",
+        "drain",
         "evaluate",
         "export",
         "init",

@@ -76,6 +76,7 @@ COMMANDS: Mapping[str, Words] = {
         options=("--timeout", "--help"),
         words=tuple(f"cluster.component_placement.{name}=" for name in COMPONENTS),
     ),
+    "drain": Words(options=("--release", "--timeout", "--help")),
     "report": Words(options=("--diff", "--out", "--open", "--help")),
     "evaluate": Words(
         options=("--format", "--help"),

@@ -22,7 +22,7 @@ from rlplace.errors import OutputError
 from rlplace.report.record import CONFIG
 from rlplace.runtime.requests import REQUEST, answer_of, ask
 
-_WAIT_S = 3600.0  # for the border of an iteration
+WAIT_S = 3600.0  # for the border of an iteration
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -33,7 +33,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = OptionParser(
         typed("replace"),
         description="Moves components of a run that goes on, between two iterations.",
-        check=_folder,
+        check=run_folder,
     )
     parser.add_argument("run", metavar="RUN", help="the folder of a run")
     parser.add_argument(
@@ -45,21 +45,21 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--timeout",
         type=float,
-        default=_WAIT_S,
+        default=WAIT_S,
         metavar="SECONDS",
-        help=f"to wait until the run takes the request ({_WAIT_S:g})",
+        help=f"to wait until the run takes the request ({WAIT_S:g})",
     )
 
     def command() -> int:
         options = parser.parse_intermixed_args(argv)
-        folder = _folder(options.run)
+        folder = run_folder(options.run)
         places = _places(folder, options.places)
-        return _ask(folder, places, options.places, options.timeout)
+        return asked(folder, options.places, options.timeout, places=places)
 
     return answered(command)
 
 
-def _folder(run: str) -> Path:
+def run_folder(run: str) -> Path:
     """Return the folder of a run that goes on. Raises ConfigError if it is none."""
     folder = Path(run)
     if not ((folder / CONFIG).is_file() and (folder / LOCK).is_file()):
@@ -90,10 +90,19 @@ def _places(folder: Path, words: Sequence[str]) -> Mapping[str, Any]:
     return {name: placement[name] for name in names}
 
 
-def _ask(
-    folder: Path, places: Mapping[str, Any], words: Sequence[str], timeout_s: float
+def asked(
+    folder: Path,
+    words: Sequence[str],
+    timeout_s: float,
+    *,
+    places: Mapping[str, Any] | None = None,
+    drains: str = "",
+    releases: str = "",
 ) -> int:
-    """Ask the run for the change, print its answer, and return the exit code. `words`: the overrides as typed."""
+    """Send a request to a run, print its answer, and return the exit code.
+
+    `words`: overrides with which the run would have to be resumed instead. The others are those of Request.
+    """
     typed_words = shlex.join(words)
     if not in_use(folder):
         raise config_error(
@@ -105,7 +114,7 @@ def _ask(
             words=typed_words,
         )
     try:
-        request = ask(folder, places)
+        request = ask(folder, places or {}, drains=drains, releases=releases)
     except OSError as error:
         raise OutputError.of(folder, error) from error
     if request is None:

@@ -41,6 +41,7 @@ from rlplace.foresight.profile import Profile
 from rlplace.placement.schedule import Residency
 from rlplace.placement.show.view import PlanView
 from rlplace.runtime.changes import differing, moved
+from rlplace.runtime.draining import nodes_of
 from rlplace.runtime.launched import JobSpec, Launched, job_spec
 from rlplace.runtime.prepare import check_launch, prepare
 from rlplace.runtime.replace import Change, PlanFrom
@@ -127,6 +128,8 @@ class Pilot:
         `job`, `view`: the run's start. `mapping`: its composed config. `folder`: the run's folder. `tell`: called with
         lines of text.
         """
+        # Nodes that were drained: no plan uses them
+        self.barred: frozenset[int] = frozenset()
         self._settings = job.config.cluster.elastic
         self._start = job
         self._name = view.name
@@ -425,6 +428,8 @@ class Pilot:
             if wrong:
                 return wrong[0].what
             spec = job_spec(job.config, job.plan)
+            if drained := nodes_of(spec) & self.barred:
+                return f"node {min(drained)} was drained"
         except ProblemsError as error:
             return error.problems[0].what
         except ClusterError as error:

@@ -1,10 +1,10 @@
-"""Requests to change the placement of a run that goes on: files in the run's folder, written by `rlplace replace`.
+"""Requests to a run that goes on: files in its folder, written by `rlplace replace` and `rlplace drain`.
 
 ::
 
-    rlplace replace   writes replace.request.json ──────▶ waits ─────────────────────────▶ prints the answer
-    the run           between two iterations: takes it ─▶ plans, proves ─▶ changes ─▶ writes replace.answer.json
-                                                          └ refused: nothing has moved ─┘
+    the command   writes replace.request.json ──────▶ waits ─────────────────────────▶ prints the answer
+    the run       between two iterations: takes it ─▶ plans, proves ─▶ changes ─▶ writes replace.answer.json
+                                                      └ refused: nothing has moved ─┘
 
 A request is a whole file or none. The run removes it when it takes it, so it is taken once. A request from before the
 start of the run's present command is refused.
@@ -37,12 +37,24 @@ Outcome = Literal["changed", "refused", "failed"]
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
-    """A request to change the placement. `name`: unlike that of any other request. `places`: component -> its place, as
-    in `cluster.component_placement`.
+    """A request to change the placement, or to empty a node, or to use it again.
+
+    `name`: unlike that of any other request. `places`: component -> its place, as in `cluster.component_placement`.
+    `drains`: the number or address of a node that is to leave; `releases`: of one that is to be used again; "": none.
     """
 
     name: str
-    places: Mapping[str, Any]
+    places: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    drains: str = ""
+    releases: str = ""
+
+    def record(self) -> dict[str, Any]:
+        """Return the request as the content of its file."""
+        if self.drains:
+            return {"name": self.name, "drains": self.drains}
+        if self.releases:
+            return {"name": self.name, "releases": self.releases}
+        return {"name": self.name, "places": dict(self.places)}
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,11 +93,14 @@ class Requests:
             return None
         try:
             found = parsed_object(text)
-            name = str(found["name"])
-            places = dict(found["places"])
+            self._taken = Request(
+                name=str(found["name"]),
+                places=dict(found.get("places", {})),
+                drains=str(found.get("drains", "")),
+                releases=str(found.get("releases", "")),
+            )
         except (ValueError, KeyError, TypeError):
             return None
-        self._taken = Request(name=name, places=places)
         return self._taken
 
     def answer(self, outcome: Outcome, text: str) -> None:
@@ -107,11 +122,18 @@ class Requests:
 # ── the side of the command ───────────────────────────────────────────────────────────────────────────────────────────
 
 
-def ask(folder: Path, places: Mapping[str, Any]) -> Request | None:
-    """Write a request into a run's folder, and return it; None if another request waits there. Raises OSError."""
-    request = Request(name=uuid.uuid4().hex, places=places)
+def ask(
+    folder: Path, places: Mapping[str, Any], *, drains: str = "", releases: str = ""
+) -> Request | None:
+    """Write a request into a run's folder, and return it; None if another request waits there. Raises OSError.
+
+    The arguments are those of Request.
+    """
+    request = Request(
+        name=uuid.uuid4().hex, places=places, drains=drains, releases=releases
+    )
     part = folder / f"{REQUEST}.{request.name}"
-    part.write_text(json.dumps(dataclasses.asdict(request)) + "\n", encoding="utf-8")
+    part.write_text(json.dumps(request.record()) + "\n", encoding="utf-8")
     try:
         # Unlike a rename, a link does not replace another request
         os.link(part, folder / REQUEST)

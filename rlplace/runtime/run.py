@@ -7,6 +7,7 @@ import dataclasses
 import itertools
 import json
 import re
+import shlex
 import shutil
 import time
 import traceback
@@ -29,6 +30,7 @@ from rlplace.checkpoints.find import find
 from rlplace.checkpoints.store import lock
 from rlplace.codes import problem
 from rlplace.comm.watchdog import view
+from rlplace.config.compose import override
 from rlplace.config.keys import PLACEMENT
 from rlplace.config.open_job import OpenConfig
 from rlplace.config.worker_variables import THREADS, exported, not_given, variables_of
@@ -51,6 +53,7 @@ from rlplace.foresight.known import FILE as PROFILE
 from rlplace.foresight.observe import machine, versions
 from rlplace.placement.counts import count_active
 from rlplace.placement.memory.records import record_measurements
+from rlplace.placement.plan import Plan
 from rlplace.placement.schedule import base_stage
 from rlplace.placement.show.svg import render_svg
 from rlplace.placement.show.text import render_text
@@ -77,6 +80,7 @@ from rlplace.report.trackers import Sink, pages, state_of
 from rlplace.report.typed import Typed
 from rlplace.runtime import inputs
 from rlplace.runtime.changes import PlannedChange, differing, plan_request
+from rlplace.runtime.draining import node_named, nodes_of, plan_without, refused
 from rlplace.runtime.inputs import INPUTS
 from rlplace.runtime.launched import (
     JobSpec,
@@ -92,7 +96,7 @@ from rlplace.runtime.launched import (
 from rlplace.runtime.pilot import Pilot
 from rlplace.runtime.prepare import Prepared, prepare
 from rlplace.runtime.replace import Change, PlanFrom, Replacing, Saved, holding
-from rlplace.runtime.requests import Requests
+from rlplace.runtime.requests import Request, Requests
 from rlplace.signals import Signals, Stopped
 from rlplace.tables import with_whole_word
 from rlplace.workers.launch.cluster import Cluster
@@ -101,6 +105,7 @@ from rlplace.workers.launch.group import WorkerGroup, first_failure_s
 LOGS = "logs"  # folder of worker output, in the run's folder
 # Iterations of a command after which components that never move report their bytes
 _MEASURED_AFTER = (1, 2, 4, 8)
+_LOOK_S = 5.0  # between two looks for machines that have joined the cluster
 ERROR = "error.txt"  # file with the error that ended the run, if one did
 
 
@@ -388,7 +393,9 @@ class _Driver:
     does. `sinks`: receive the metrics of each iteration. `changes`: the changes so far. `passed`: plans that were given
     up. `remarked`: remarks of the job that were printed.
     `mapping`: the composed config, from which other plans are made. `requests`: requests of other processes to change
-    the placement. `requested`: the plan of the request that was taken and not answered yet.
+    the placement. `requested`: the plan of the request that was taken and not answered yet. `draining`: the node that
+    it empties. `drained`: nodes that were emptied -> overrides with the places before. `nodes`: what became of nodes,
+    for summary.json. `joined`: addresses of machines that were told of. `looked_s`: when machines were looked for.
     """
 
     plans: Sequence[PlanFrom]
@@ -412,6 +419,11 @@ class _Driver:
     remarked: set[str] = dataclasses.field(default_factory=set)
     launched: Launched | None = None
     requested: PlanFrom | None = None
+    draining: int | None = None
+    drained: dict[int, str] = dataclasses.field(default_factory=dict)
+    nodes: list[dict[str, Any]] = dataclasses.field(default_factory=list)
+    joined: set[str] = dataclasses.field(default_factory=set)
+    looked_s: float = 0.0
 
     @property
     def now(self) -> Launched:
@@ -507,21 +519,35 @@ class _Driver:
             if sizes is not None:
                 self.open_sinks(sizes)
             now.loop.changed(change.seconds)
-        if change.kept:
-            self.passed.append(due)
-        else:
+        # A plan that the run has had is not due again if it returns to a checkpoint before
+        self.passed.append(due)
+        before_plan = self.plan.job.plan
+        if not change.kept:
             _write_plan(self.folder, due.view)
             self.plan = due
         _tell(change)
         if due is self.requested:
-            self.requested = None
-            self.requests.answer("failed" if change.kept else "changed", str(change))
+            self._answer_change(change, before_plan)
         self.show()
         if self.pilot is not None:
             self.pilot.changed(change)
 
+    def _answer_change(self, change: Change, before: Plan) -> None:
+        """Answer the request for a change that was made, or not. A node that it has emptied is left.
+
+        `before`: the plan before the change.
+        """
+        self.requested = None
+        node = self.draining
+        self.draining = None
+        text = str(change)
+        if node is not None and not change.kept:
+            text += f"\n{self._leave(node, before, change)}"
+        self.requests.answer("failed" if change.kept else "changed", text)
+
     def _due(self) -> PlanFrom | None:
         """Return the plan that is to replace the present one before the next iteration; None if there is none."""
+        self._look_for_machines()
         if self.pilot is not None:
             chosen = self.pilot.due(self.now, self.plan)
             if chosen is not None:
@@ -529,7 +555,13 @@ class _Driver:
         holds = holding(self.plans, self.progress.iterations)
         # After a return to an earlier checkpoint, the present plan stays
         if holds.after > self.plan.after and holds not in self.passed:
-            return holds
+            without = nodes_of(holds.job) & self.drained.keys()
+            if not without:
+                return holds
+            self.passed.append(holds)
+            _tell(
+                f"the change after iteration {holds.after} is left out: node {min(without)} was drained"
+            )
         return self._requested()
 
     def _requested(self) -> PlanFrom | None:
@@ -537,17 +569,117 @@ class _Driver:
         is refused.
         """
         # The first iteration shows that the job runs at all
-        if self.progress.iterations == 0 or self.requested is not None:
+        if self.progress.iterations == 0:
             return None
+        if self.requested is not None:
+            # State was lost before the change was made, and the run has gone back
+            return self.requested
         request = self.requests.take()
         if request is None:
             return None
         try:
-            self.requested = self.planned(request.places)
+            self.requested = self._planned_for(request)
         except (ProblemsError, ClusterError) as error:
-            _tell(f"a requested change of the placement is refused:\n{error}")
+            _tell(f"a request is refused:\n{error}")
             self.requests.answer("refused", str(error))
         return self.requested
+
+    def _planned_for(self, request: Request) -> PlanFrom | None:
+        """Return the plan that a request asks for; None if it was answered without a change.
+
+        Raises the errors of `planned`, and ConfigError if a node cannot be emptied or used again.
+        """
+        if request.releases:
+            self.requests.answer("changed", self._release(request.releases))
+            return None
+        if not request.drains:
+            return self.planned(request.places)
+        nodes = self.cluster.nodes()
+        node = node_named(request.drains, nodes, self.folder)
+        if node == self.cluster.driver_node():
+            raise refused("driver", node, self.folder)
+        if node in self.drained:
+            raise refused("already", node, self.folder)
+        now = self.plan.job
+        if node not in nodes_of(now):
+            self.requests.answer("changed", self._leave(node, now.plan, None))
+            return None
+        plan = plan_without(
+            now.plan, node, self.drained.keys(), self.folder, self.planned
+        )
+        self.draining = node
+        return plan
+
+    # ── nodes that leave and join ────────────────────────────────────────────────────────────────────────────────────
+
+    def _leave(self, node: int, before: Plan, change: Change | None) -> str:
+        """Leave a node on which no worker is left, and return a text about it.
+
+        `before`: the plan before the change that has emptied it. `change`: None if nothing was there.
+        """
+        address = self.cluster.nodes()[node]
+        self.cluster.leave(node)
+        places = before.placement.canonical()
+        moved = () if change is None else change.moved
+        words = [override(f"{PLACEMENT}.{name}", places[name]) for name in moved]
+        self.drained[node] = " ".join(words)
+        self._note_node("drained", node, address)
+        text = f"node {node} ({address}) is empty, and may leave"
+        _tell(text)
+        return text
+
+    def _release(self, name: str) -> str:
+        """Use a node again that was drained, and return a text about it. `name`: its number, or its address.
+
+        Raises ConfigError if it was not drained, or if no machine is there for it.
+        """
+        node = node_named(name, self.cluster.nodes(), self.folder)
+        if node not in self.drained:
+            raise refused("not-drained", node, self.folder)
+        address = self.cluster.return_to(node)
+        if address is None:
+            ray_address = self.plan.job.config.cluster.ray.address
+            raise refused("no-machine", node, self.folder, address=ray_address)
+        words = self.drained.pop(node)
+        self._note_node("released", node, address)
+        text = f"node {node} ({address}) may be used again"
+        if words:
+            text += f": rlplace replace {shlex.quote(str(self.folder))} {words}"
+        _tell(text)
+        return text
+
+    def _note_node(self, event: str, node: int | None, address: str) -> None:
+        """Note what became of a node, for summary.json. `node`: its number; None: it has none."""
+        self.nodes.append(
+            {
+                "event": event,
+                "node": node,
+                "address": address,
+                "after": self.progress.iterations,
+            }
+        )
+        if self.pilot is not None:
+            self.pilot.barred = frozenset(self.drained)
+
+    def _look_for_machines(self) -> None:
+        """Tell of machines that have joined the cluster, each once."""
+        now_s = time.monotonic()
+        if now_s - self.looked_s < _LOOK_S:
+            return
+        self.looked_s = now_s
+        for address in self.cluster.joined():
+            if address in self.joined:
+                continue
+            self.joined.add(address)
+            self._note_node("joined", None, address)
+            count = len(self.cluster.nodes()) + 1
+            uses = f"a run that is resumed with cluster.num_nodes={count} would use it"
+            if self.drained:
+                folder = shlex.quote(str(self.folder))
+                uses = (
+                    f"rlplace drain {folder} {min(self.drained)} --release would use it"
+                )
+            _tell(f"machine {address} has joined: {uses}")
 
     def planned(self, places: Mapping[str, object]) -> PlanFrom:
         """Plan a change of the placement after the present iteration, and return it as a plan of the run.
@@ -572,6 +704,16 @@ class _Driver:
         )
         plan = plan_from(change, self.progress)
         slots = slots_of(plan.job.plan)
+        if without := nodes_of(plan.job) & self.drained.keys():
+            left = problem(
+                "bad-change",
+                PLACEMENT,
+                show(dict(places)),
+                error="drained",
+                node=min(without),
+                run=shlex.quote(str(self.folder)),
+            )
+            raise ConfigError([left])
         if not self.cluster.reserve_more(slots):
             used = sorted({number for slot in slots for number in slot.accelerators})
             lacking = problem(
@@ -783,6 +925,8 @@ def _report(
     )
     if driver.changes:
         ended["changes"] = [change.record() for change in driver.changes]
+    if driver.nodes:
+        ended["nodes"] = driver.nodes
     if driver.pilot is not None:
         ended["elastic"] = driver.pilot.record()
     if loop.recovery is not None:

@@ -34,6 +34,8 @@ def asked(*words: str) -> tuple[int, str]:
 class Asking:
     """Starts the command while a run is between two iterations, and holds the run until the request is there."""
 
+    command = staticmethod(main)
+
     def __init__(self, *words: str) -> None:
         self._words = words
         self._pool = concurrent.futures.ThreadPoolExecutor(1)
@@ -49,7 +51,7 @@ class Asking:
             # The first look is that of the start
             if len(seen) == looks:
                 words = [str(folder), *self._words]
-                self.answer = self._pool.submit(main, words)
+                self.answer = self._pool.submit(self.command, words)
                 until = time.monotonic() + 60.0
                 while not (folder / REQUEST).exists() and not self.answer.done():
                     assert time.monotonic() < until

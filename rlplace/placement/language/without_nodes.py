@@ -61,7 +61,7 @@ def placed_again(
     """
     names = []
     for name in placement.components:
-        if not _ranks_left(placement.spec(name), lost):
+        if not ranks_left(placement.spec(name), lost):
             names.append(name)
     return names
 
@@ -88,7 +88,7 @@ def _left_of(
         pool = dataclasses.replace(spec.pool, label=",".join(labels))
         spec = dataclasses.replace(spec, pool=pool)
 
-    segments = _ranks_left(spec, lost)
+    segments = ranks_left(spec, lost)
     if not segments and not spec.pool.holds_accelerators:
         # Processes on hosts: now of the first node.
         segments = (Segment(accelerators=range(1), ranks=range(spec.world_size)),)
@@ -111,11 +111,13 @@ def _left_of(
     return block
 
 
-def _ranks_left(spec: ComponentSpec, lost: Collection[int]) -> tuple[Segment, ...]:
+def ranks_left(
+    spec: ComponentSpec, lost: Collection[int], *, renumbered: bool = True
+) -> tuple[Segment, ...]:
     """Return the segments of a component on the nodes that are left.
 
-    A segment is a piece `accelerators:ranks` of a placement text. Ranks and accelerators are numbered anew, without
-    gaps. `lost`: numbers of the lost nodes.
+    A segment is a piece `accelerators:ranks` of a placement text. Ranks are numbered anew, without gaps; accelerators
+    too, unless `renumbered` is False. `lost`: numbers of the lost nodes.
     """
     lost_intervals = [i for i in spec.pool.intervals if i.node in lost]
     gone = Ranges.of(interval.numbers for interval in lost_intervals)
@@ -128,8 +130,10 @@ def _ranks_left(spec: ComponentSpec, lost: Collection[int]) -> tuple[Segment, ..
                 continue
             count = len(segment.cut_to(numbers).ranks)
             ranks = range(following, following + count)
-            # Numbers below that are gone leave a gap, which is closed.
-            start = numbers.start - len(gone.within(range(numbers.start)))
+            start = numbers.start
+            if renumbered:
+                # Numbers below that are gone leave a gap, which is closed.
+                start -= len(gone.within(range(numbers.start)))
             moved = range(start, start + len(numbers))
             kept.append(Segment(accelerators=moved, ranks=ranks))
             following = ranks.stop

@@ -644,6 +644,30 @@ class Cluster:
             pending.append(group.follow_plan(builder.config, builder.facts, channels))
         return pending
 
+    # ── nodes that leave and join ────────────────────────────────────────────────────────────────────────────────────
+
+    def nodes(self) -> dict[int, str]:
+        """Return the nodes of the cluster: number -> address."""
+        return self._launcher.nodes()
+
+    def driver_node(self) -> int | None:
+        """Return the number of the node of this process; None if the cluster has no such node."""
+        return self._launcher.driver_node()
+
+    def leave(self, node: int) -> None:
+        """Give up a node on which no worker is left. Its loss is none of the job from now on."""
+        with deferred():
+            self._launcher.leave(node)
+
+    def return_to(self, node: int) -> str | None:
+        """Use a node again that was left. Return its address; None if no machine is there for it."""
+        with deferred():
+            return self._launcher.return_to(node)
+
+    def joined(self) -> list[str]:
+        """Return the addresses of machines that have joined the cluster since the start, and have no number in it."""
+        return self._launcher.joined()
+
     def shared_folder(self, slots: Iterable[Slot]) -> Path | None:
         """Return the job's folder in shared memory if all `slots` are on the node of this process; else None.
 
@@ -934,6 +958,22 @@ class InlineLauncher:
 
     def take(self, node: int, accelerators: Sequence[int]) -> bool:
         raise AssertionError("a thread cannot be ended, so none moves")
+
+    def nodes(self) -> dict[int, str]:
+        """Return the nodes of the plan; all of them are this machine."""
+        return {node.rank: "this machine" for node in self._topology.nodes}
+
+    def driver_node(self) -> int | None:
+        return 0
+
+    def leave(self, node: int) -> None:
+        """Do nothing: the node is only a number."""
+
+    def return_to(self, node: int) -> str | None:
+        return "this machine"
+
+    def joined(self) -> list[str]:
+        return []
 
     def lost_nodes(self) -> dict[int, str]:
         return {}

@@ -184,6 +184,13 @@ class JobChannels:
         for node in self._nodes.values():
             node.clear()
 
+    def leave(self, node: int) -> None:
+        """Remove the job folder of a node that no channel uses any more."""
+        left = self._nodes.pop(node, None)
+        self._servers.pop(node, None)
+        if left is not None:
+            left.close()
+
     def close(self) -> None:
         nodes = self._nodes
         self._nodes = {}

@@ -111,7 +111,11 @@ class RayLauncher:
         self._machines: list[Machine] = []
         self._reserved: dict[int, NodeUse] = {}
         self._bundles: PlacementGroup | None = None
-        # Placement groups of replacement accelerators
+        # Node -> the placement group and the bundle that reserve it
+        self._bundle_of: dict[int, tuple[PlacementGroup, int]] = {}
+        # Reserved accelerators of nodes that the job has left
+        self._left: dict[int, NodeUse] = {}
+        # Placement groups of replacement accelerators, and of nodes that have joined
         self._more: list[PlacementGroup] = []
         self._workers: list[RayWorker] = []
         self._channels: JobChannels | None = None
@@ -168,14 +172,23 @@ class RayLauncher:
             ],
         )
         self._reserved = needed
+        self._bundle_of = {
+            node: (self._bundles, index) for index, node in enumerate(needed)
+        }
         waited_s = self._config.reserve_timeout_s
         if not wait_ready(self._bundles.wait, waited_s, self._check_start):
             raise reservation.not_free(
                 needed, self._machines, self._session.free(), waited_s
             )
+        self._name_gpus(needed)
+
+    def _name_gpus(self, needed: dict[int, NodeUse]) -> None:
+        """Add the GPUs that Ray has given to the job, to reserved nodes with GPUs. Raise ClusterError if a node is
+        late.
+        """
         asked = {
-            node: _ask(_given_gpus, self._bundles, index, len(use.accelerators))
-            for index, (node, use) in enumerate(needed.items())
+            node: _ask(_given_gpus, *self._bundle_of[node], len(use.accelerators))
+            for node, use in needed.items()
             if use.kind == "cuda" and use.accelerators
         }
         limit_s = self._config.start_timeout_s
@@ -241,12 +254,79 @@ class RayLauncher:
 
     def _on(self, node: int) -> dict[str, Any]:
         """Return Ray options that place a process on `node`, within the resources that are reserved there."""
-        assert self._bundles is not None, "reserve comes before launch"
-        index = list(self._reserved).index(node)
+        bundles, index = self._bundle_of[node]
         strategy = PlacementGroupSchedulingStrategy(
-            self._bundles, placement_group_bundle_index=index
+            bundles, placement_group_bundle_index=index
         )
         return {"scheduling_strategy": strategy}
+
+    # ── nodes that leave and join ────────────────────────────────────────────────────────────────────────────────────
+
+    def nodes(self) -> dict[int, str]:
+        """Return the nodes of the cluster: number -> address."""
+        return {
+            number: machine.address for number, machine in enumerate(self._machines)
+        }
+
+    def driver_node(self) -> int | None:
+        """Return the number of the node of this process; None if the cluster has no such node."""
+        here = ray.get_runtime_context().get_node_id()
+        for number, machine in enumerate(self._machines):
+            if machine.id == here:
+                return number
+        return None
+
+    def leave(self, node: int) -> None:
+        """Give up a node on which no worker is left: end its template, and remove its job folder.
+
+        Its accelerators stay reserved while the node is there. The loss of the node is none of the job from now on.
+        """
+        if node in self._reserved:
+            self._left[node] = self._reserved.pop(node)
+        self._templates.stop_on(node)
+        if self._channels is not None:
+            self._channels.leave(node)
+
+    def return_to(self, node: int) -> str | None:
+        """Use a node again that was left. Return its address; None if no machine is there for it.
+
+        The machine that had the number has it again if it still lives. Otherwise a machine that has joined gets it.
+        """
+        use = self._left[node]
+        servers = self._session.servers()
+        if self._machines[node].id not in servers:
+            joined = self._strangers()
+            fitting = [machine for machine in joined if not use.lack(machine.total)]
+            if not fitting:
+                return None
+            machine = fitting[0]
+            more = placement_group(
+                [dict([use.resource])],
+                bundle_label_selector=[{"ray.io/node-id": machine.id}],
+            )
+            if not wait_ready(more.wait, _FREE_S, self._check_start):
+                remove_placement_group(more)
+                return None
+            self._more.append(more)
+            self._machines[node] = machine
+            self._bundle_of[node] = (more, 0)
+            again = {node: use}
+            self._name_gpus(again)
+            use = again[node]
+        self._reserved[node] = use
+        del self._left[node]
+        return self._machines[node].address
+
+    def joined(self) -> list[str]:
+        """Return the addresses of machines that have joined Ray since the start, and have no number in the job."""
+        watch = self._session.watch
+        if self._session.local or (watch is not None and not watch.answers()):
+            return []
+        return [machine.address for machine in self._strangers()]
+
+    def _strangers(self) -> list[Machine]:
+        known = {machine.id for machine in self._machines}
+        return [each for each in self._session.living() if each.id not in known]
 
     # ── launching ────────────────────────────────────────────────────────────────────────────────────────────────────
 

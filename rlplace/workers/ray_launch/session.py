@@ -15,6 +15,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import psutil
 
@@ -152,14 +153,13 @@ class RaySession:
         """Return the living nodes of the cluster, in the order of their node ranks."""
         import ray
 
-        return [
-            Machine(
-                id=node["NodeID"],
-                address=node["NodeManagerAddress"],
-                total=node["Resources"],
-            )
-            for node in in_rank_order(ray.nodes())
-        ]
+        return [_machine(node) for node in in_rank_order(ray.nodes())]
+
+    def living(self) -> list[Machine]:
+        """Return the living nodes of the cluster, in any order; labels of node ranks are not looked at."""
+        import ray
+
+        return [_machine(node) for node in ray.nodes() if node["Alive"]]
 
     def servers(self) -> dict[str, tuple[str, int]]:
         """Return the address of the Ray server of each living node: node id -> (host, port)."""
@@ -228,6 +228,15 @@ class RaySession:
         if self._forget_token is not None:
             self._forget_token()
             self._forget_token = None
+
+
+def _machine(node: Mapping[str, Any]) -> Machine:
+    """Return a node that Ray reports as a Machine."""
+    return Machine(
+        id=node["NodeID"],
+        address=node["NodeManagerAddress"],
+        total=node["Resources"],
+    )
 
 
 def _descendants() -> set[int]:

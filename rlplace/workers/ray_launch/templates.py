@@ -118,6 +118,14 @@ class Templates:
             or None
         )
 
+    def stop_on(self, node: int) -> None:
+        """End the template of a node, if it has one of its own; workers that were forked continue."""
+        host, _ = self._elsewhere.pop(node, (None, ""))
+        self._without.pop(node, None)
+        if host is not None:
+            ray.wait([host.stop.remote()], timeout=3 * END_S)
+            ray.kill(host)
+
     def stop(self) -> None:
         """End all templates; workers that were forked continue. A second call does nothing."""
         if self._here is not None:

@@ -1,0 +1,110 @@
+"""Which change of the placement is due before an iteration, also after a return to an earlier checkpoint."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import pytest
+
+from rlplace.placement.plan import Plan
+from rlplace.report.summary import SIMULATED, Progress
+from rlplace.runtime import run
+from rlplace.runtime.draining import nodes_of
+from rlplace.runtime.launched import job_spec
+from rlplace.runtime.replace import Change, PlanFrom
+from rlplace.runtime.run import _Driver
+from tests.unit.test_changes import job
+from tests.unit.test_draining import on_two_nodes
+
+
+class NoRequests:
+    """The requests to a run that nobody asks for anything."""
+
+    def __init__(self) -> None:
+        self.answers: list[str] = []
+
+    def take(self) -> None:
+        return None
+
+    def answer(self, outcome: str, text: str) -> None:
+        self.answers.append(outcome)
+
+
+def a_driver(monkeypatch: pytest.MonkeyPatch, plans: list[PlanFrom]) -> Any:
+    """Return the driver of a run that has nothing but its plans."""
+    monkeypatch.setattr(run, "_write_plan", lambda *_: None)
+    monkeypatch.setattr(_Driver, "show", lambda _: None)
+    monkeypatch.setattr(_Driver, "_look_for_machines", lambda _: None)
+    fields = {field.name: None for field in dataclasses.fields(_Driver) if field.init}
+    for name in ("changes", "passed", "nodes"):
+        fields[name] = []  # type: ignore[assignment]
+    fields["drained"] = {}  # type: ignore[assignment]
+    fields["requests"] = NoRequests()  # type: ignore[assignment]
+    return _Driver(**{**fields, "plans": plans, "plan": plans[0]})  # type: ignore[arg-type]
+
+
+def at(after: int, plan: Plan, progress: Progress) -> PlanFrom:
+    planned = job("")
+    spec = job_spec(planned.config, planned.plan)
+    spec = dataclasses.replace(spec, plan=plan, progress=progress)
+    return PlanFrom(after=after, job=spec, view=planned.view)
+
+
+def test_a_change_is_not_made_again_after_a_return_before_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A request at an earlier iteration than a change that was made holds for good."""
+    progress = Progress(measures=SIMULATED, began=0.0)
+    before = job("").plan
+    made = at(5, job("", cluster={}).plan, progress)
+    driver = a_driver(monkeypatch, [at(0, before, progress), made])
+    progress.iterations = 5
+    assert driver._due() is made
+    driver._change(made, None, Change(after=5, moved={}))
+    # The run has gone back to a checkpoint, and is asked for another placement there
+    progress.iterations = 3
+    asked = at(3, before, progress)
+    driver.plans = [driver.plans[0], asked, made]
+    driver._change(asked, None, Change(after=3, moved={}))
+    progress.iterations = 5
+    assert driver._due() is None
+    assert driver.plan is asked
+
+
+def test_a_change_that_needs_a_drained_node_is_left_out(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    progress = Progress(measures=SIMULATED, began=0.0)
+    later = at(5, on_two_nodes(), progress)
+    driver = a_driver(monkeypatch, [at(0, job("").plan, progress), later])
+    assert nodes_of(later.job) == {0, 1}
+    progress.iterations = 5
+    driver.drained = {1: ""}
+    assert driver._due() is None
+    assert driver._due() is None
+    said = capsys.readouterr().out
+    assert said.count("after iteration 5 is left out: node 1 was drained") == 1
+
+
+def test_a_requested_change_comes_again_after_a_return_before_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """State was lost while it was saved. Another change was made before the same iteration."""
+    progress = Progress(measures=SIMULATED, began=0.0)
+    plan = job("").plan
+    made = at(4, plan, progress)
+    driver = a_driver(monkeypatch, [at(0, plan, progress), made])
+    driver._change(made, None, Change(after=4, moved={}))
+    asked = at(4, plan, progress)
+    driver.plans = [*driver.plans, asked]
+    driver.requested = asked
+    # The run has gone back to its start, where it takes no request
+    progress.iterations = 0
+    assert driver._due() is None
+    progress.iterations = 1
+    assert driver._due() is asked
+    driver._change(asked, None, Change(after=1, moved={}))
+    assert driver.requests.answers == ["changed"]
+    progress.iterations = 4
+    assert driver._due() is None

@@ -23,6 +23,7 @@ COMMANDS = {
     "runs": "lists runs: state, iterations, return or reward",
     "replace": "moves components of a run that goes on",
     "drain": "empties a node of a run that goes on, so that the machine can leave",
+    "share": "trains several runs that use the same accelerators in turns",
     "report": "writes the report of a run",
     "evaluate": "evaluates a trained policy, and records a video",
     "doctor": "checks this machine, and shows which shipped configs run on it",

@@ -473,6 +473,10 @@ class RayDied(_OneProblem):
         self.calls_go_on = calls_go_on
 
 
+class SharingEnded(_OneProblem):
+    """A run that shares accelerators with other runs cannot have its turn any more. It saves what it can, and ends."""
+
+
 class NodeLost(_OneProblem):
     """Machines of a run were lost, and all workers of the run were ended.
 

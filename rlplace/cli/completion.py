@@ -77,6 +77,10 @@ COMMANDS: Mapping[str, Words] = {
         words=tuple(f"cluster.component_placement.{name}=" for name in COMPONENTS),
     ),
     "drain": Words(options=("--release", "--timeout", "--help")),
+    "share": Words(
+        options=("--plan", "--weights", "--priorities", "--timeout", "--help"),
+        config=True,
+    ),
     "report": Words(options=("--diff", "--out", "--open", "--help")),
     "evaluate": Words(
         options=("--format", "--help"),

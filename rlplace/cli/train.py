@@ -102,7 +102,7 @@ def _main(argv: Sequence[str], command: Typed, own: Job | None) -> int:
         with signals.explaining():
             jobs = [
                 of_job(c, own)
-                for c in compose.with_hydra([*argv, *_config_of_the_run(argv)])
+                for c in compose.with_hydra([*argv, *config_of_the_run(argv)])
             ]
             ended: list[tuple[compose.Composed, Path]] = []
             try:
@@ -147,7 +147,7 @@ def _notes(error: BaseException) -> Sequence[str]:
     return getattr(error, "__notes__", ())
 
 
-def _config_of_the_run(argv: Sequence[str]) -> list[str]:
+def config_of_the_run(argv: Sequence[str]) -> list[str]:
     """Return further words for the command line: the config name and folder of the checkpoint in `resume=<folder>`.
 
     Return an empty list if the command line `argv` has a config name, or does not have `resume=<folder>`.

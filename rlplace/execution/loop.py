@@ -49,6 +49,7 @@ from rlplace.config.blocks.engine import RunnerConfig
 from rlplace.contract.stages import ITERATION, VERSION, Call, Step, Work
 from rlplace.errors import WorkerError, WorkerTimeout
 from rlplace.execution.faults import Attempt, Fault, Recovery, StateLost, fault_metrics
+from rlplace.execution.lease import Lease
 from rlplace.execution.memory_monitor import MemoryMonitor
 from rlplace.metrics import (
     NOT_METRICS,
@@ -77,10 +78,12 @@ class Loop:
     `version`: the policy version that the next sync sends to the rollout ranks. `recovery`: replaces lost workers;
     None: the first failure is raised. `generated`: iteration -> metrics of samples that were generated ahead of
     learning and saved in a checkpoint. `omits`: takes a stage and the index of the iteration. If it returns True,
-    the stage counts as run, without any call. A prediction omits stages whose seconds it knows.
+    the stage counts as run, without any call. A prediction omits stages whose seconds it knows. `lease`: the
+    accelerators that other runs use in turns with this one; None: there is no other run.
     """
 
     recovery: Recovery | None = None
+    lease: Lease | None = None
     generated: Mapping[int, Mapping[str, float]] = {}
     omits: Callable[[str, int], bool] | None = None
 
@@ -321,6 +324,9 @@ class Loop:
         """
         if self.recovery is None:
             return None
+        if self.lease is not None:
+            # Lost workers start on any of them, and what the others hold is not known now
+            self.lease.take_all("recovery", keeping=True)
         # With an asynchronous rollout, some iteration is always being learned.
         changed = self._updating or self._schedule.needs.ahead > 0
         fault = self.recovery.recover(
@@ -565,6 +571,7 @@ class Loop:
         reports: list[Metrics] = []
         self._in_calls_s = 0.0
         numbers: dict[str, float] = {"time/moves_s": 0.0}
+        waited_s = self._waited_s
         began = self.clock.now()
         self.began_s = time.monotonic()
         self.log.begin(index)
@@ -578,8 +585,10 @@ class Loop:
                 self.doing = (f"moves into {stage}", time.monotonic())
                 entered = self.clock.now()
                 self._moving_s = 0.0
+                waited_before_s = self._waited_s
                 self._enter(stage)
-                moves_s = self.clock.now() - entered
+                waiting_s = self._waited_s - waited_before_s
+                moves_s = max(0.0, self.clock.now() - entered - waiting_s)
                 at_work = 0.0
                 sync_s = 0.0
                 sends = any(step.sends_weights for step in steps)
@@ -612,6 +621,8 @@ class Loop:
                 )
                 self.log.stage(stage, self.clock.now() - entered)
         numbers["time/iteration_s"] = self.clock.now() - began
+        if self.lease is not None:
+            numbers["time/turns_s"] = self._waited_s - waited_s
         numbers.update(self.usage.iteration_ended(numbers["time/iteration_s"]))
         self.log.end(numbers["time/iteration_s"], self.usage.last)
         numbers.update(reduce_metrics(reports))
@@ -619,6 +630,11 @@ class Loop:
         numbers["policy/version"] = float(self.version)
         self.began_s = self.doing = None
         return numbers
+
+    @property
+    def _waited_s(self) -> float:
+        """Seconds that this run has waited for its turns so far."""
+        return 0.0 if self.lease is None else self.lease.waited_s
 
     def _pass_over(self, stage: str, steps: Sequence[Step], last: str) -> None:
         """Set the state of the loop as if a stage had been run.
@@ -643,6 +659,7 @@ class Loop:
             if self._at is None
             else self._schedule.between(self._at, stage)
         )
+        before = self._at
         self._at = stage
         self._move(
             [
@@ -651,6 +668,8 @@ class Loop:
                 if self._held[move.component] > move.after
             ]
         )
+        if self.lease is not None:
+            self.lease.enter(before, stage)
         self.memory.admit(transition.acquires, stage)
         self._hold()
         self._arriving = self._ask(transition.acquires)

@@ -143,6 +143,7 @@ def plan_components(
         rules = Rules()
     places = sources or {}
     needs = needs or text_needs(placed_names(cluster.component_placement))
+    needs = dataclasses.replace(needs, shared=cluster.shared)
     components = needs.components
     specs, groups, problems = read_component_placement(
         cluster, topology, components, places, rules.optional

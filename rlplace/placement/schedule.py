@@ -66,7 +66,8 @@ class Needs:
     `stages`: in the order in which they run. `residency`: stage -> component -> least residency; a component is active
     in the stages that have it. `divisible`: stages whose components do not depend on each other, so that they may be
     split. `early`: component -> an earlier stage in which its work may start. `ahead`: policy versions that rollout may
-    run ahead of learning; above 0, rollout continues during every stage.
+    run ahead of learning; above 0, rollout continues during every stage. `shared`: whether other runs use the same
+    accelerators in turns.
     """
 
     stages: tuple[str, ...]
@@ -78,6 +79,8 @@ class Needs:
     early: Mapping[str, str] = dataclasses.field(default_factory=dict)
     # weight versions that rollout may run ahead of learning; above 0, rollout continues during every stage
     ahead: int = 0
+    # Other runs use the accelerators in turns: whatever may leave them does, in stages in which it does not work.
+    shared: bool = False
 
     @property
     def components(self) -> tuple[str, ...]:
@@ -255,6 +258,17 @@ class Schedule:
             for stage, row in self.residency.items()
         }
 
+    def accelerators(
+        self, of: Mapping[str, Iterable[int]]
+    ) -> dict[str, frozenset[int]]:
+        """Return stage -> the accelerators of the components that work in that stage. `of`: component -> its
+        accelerators.
+        """
+        return {
+            stage: frozenset().union(*(of[component] for component in working))
+            for stage, working in self.active.items()
+        }
+
 
 def schedule_of(
     placement: Sharing, needs: Needs, offload: Mapping[str, bool]
@@ -262,14 +276,14 @@ def schedule_of(
     """Return the residency of each component in each stage, and the moves between stages.
 
     `offload`: component -> whether it may release accelerators. A component that may, and that shares accelerators with
-    a component of another stage, has in each stage only the residency that it needs. All other components stay full in
-    all stages; `find_clashes` reports the components that are not allowed to stay.
+    a component of another stage or with another run, has in each stage only the residency that it needs. All other
+    components stay full in all stages; `find_clashes` reports the components that are not allowed to stay.
     """
     active = split_stages(needs, placement, offload)
     falling = {
         c
         for c in placement.components
-        if offload[c] and makes_room(placement, active, c)
+        if offload[c] and (needs.shared or makes_room(placement, active, c))
     }
     residency = {
         stage: {

@@ -48,6 +48,7 @@ from rlplace.errors import (
     WorkerError,
 )
 from rlplace.execution.faults import Fault, History, StateLost, faults_of
+from rlplace.execution.lease import Lease
 from rlplace.extras import versions_of
 from rlplace.foresight.known import FILE as PROFILE
 from rlplace.foresight.observe import machine, versions
@@ -100,6 +101,7 @@ from rlplace.runtime.requests import Request, Requests
 from rlplace.signals import Signals, Stopped
 from rlplace.tables import with_whole_word
 from rlplace.workers.launch.cluster import Cluster
+from rlplace.workers.launch.devices import AccountOfRuns
 from rlplace.workers.launch.group import WorkerGroup, first_failure_s
 
 LOGS = "logs"  # folder of worker output, in the run's folder
@@ -311,10 +313,13 @@ def _run(
         job = with_state(job, resumed, saved_config)
     callbacks = Callbacks(runner.callbacks, folder, config, on_iteration)
     display = Display(runner, _console(job), job.plan.schedule.active)
+    lease = _lease(start)
     with (
         callbacks,
         _shown(job, display, signals),
-        _cluster(plans, folder) as cluster,
+        # Given back once all workers have ended
+        contextlib.closing(lease) if lease else contextlib.nullcontext(),
+        _cluster(plans, folder, lease) as cluster,
         ExitStack() as opened,
         contextlib.closing(pilot) if pilot else contextlib.nullcontext(),
     ):
@@ -334,6 +339,7 @@ def _run(
             opened=opened,
             replacing=Replacing(cluster, folder, config, history),
             pilot=pilot,
+            lease=lease,
         )
         driver.open_sinks(before.get("files"))
         with driver.naming_lost_nodes(resumed.folder if resumed else folder):
@@ -395,7 +401,8 @@ class _Driver:
     `mapping`: the composed config, from which other plans are made. `requests`: requests of other processes to change
     the placement. `requested`: the plan of the request that was taken and not answered yet. `draining`: the node that
     it empties. `drained`: nodes that were emptied -> overrides with the places before. `nodes`: what became of nodes,
-    for summary.json. `joined`: addresses of machines that were told of. `looked_s`: when machines were looked for.
+    for summary.json. `joined`: addresses of machines that were told of. `looked_s`: when machines were looked for. `lease`: of
+    accelerators that other runs use in turns; None: there are none.
     """
 
     plans: Sequence[PlanFrom]
@@ -413,6 +420,7 @@ class _Driver:
     opened: ExitStack
     replacing: Replacing
     pilot: Pilot | None
+    lease: Lease | None
     sinks: Sequence[Sink] = ()
     changes: list[Change] = dataclasses.field(default_factory=list)
     passed: list[PlanFrom] = dataclasses.field(default_factory=list)
@@ -465,7 +473,12 @@ class _Driver:
             # A later plan may use any accelerator
             self.cluster.reserve()
         texts = _texts_of(self.plan, self.texts)
+        if self.lease is not None:
+            # Ray starts meanwhile, but no worker does
+            self.cluster.start()
+            self.lease.take_all("start")
         now = launched(self.cluster, job, self.folder, texts, self.history)
+        now.loop.lease = self.lease
         self.launched = now
         now.loop.started(self.cluster.start_s)
         if self.pilot is not None:
@@ -576,6 +589,11 @@ class _Driver:
             return self.requested
         request = self.requests.take()
         if request is None:
+            return None
+        if self.lease is not None:
+            self.requests.answer(
+                "refused", "another run uses these accelerators in turns with this one"
+            )
             return None
         try:
             self.requested = self._planned_for(request)
@@ -813,8 +831,22 @@ def _shown(
     return contextlib.nullcontext()
 
 
-def _cluster(plans: Sequence[PlanFrom], folder: Path) -> Cluster:
-    """Return the cluster on which all plans of a run are launched. `folder`: the run's folder."""
+def _lease(plan: PlanFrom) -> Lease | None:
+    """Return the lease of a run that other runs share accelerators with; None if there are none."""
+    lease = Lease.from_environment()
+    if lease is not None:
+        placement = plan.job.plan.placement
+        of = {c: placement.accelerators(c) for c in placement.components}
+        lease.plan(
+            plan.job.plan.schedule.accelerators(of), frozenset().union(*of.values())
+        )
+    return lease
+
+
+def _cluster(plans: Sequence[PlanFrom], folder: Path, lease: Lease | None) -> Cluster:
+    """Return the cluster on which all plans of a run are launched. `folder`: the run's folder. `lease`: of accelerators
+    that other runs use, too; None: there are none.
+    """
     job = plans[0].job
     topology = job.plan.topology
     ledgers = [plan.job.case.ledger() for plan in plans]
@@ -830,6 +862,11 @@ def _cluster(plans: Sequence[PlanFrom], folder: Path) -> Cluster:
         workers=job.workers.values(),
         output=folder / LOGS,
         variables=variables_of(job.config, job.job.variables(job.config)),
+        account=(
+            None
+            if lease is None
+            else AccountOfRuns(folder=lease.account, run=lease.run)
+        ),
     )
 
 

@@ -187,6 +187,10 @@ class ClusterConfig:
     allow_resident: tuple[str, ...] = knob(
         "components that may stay on accelerators others use", ()
     )
+    shared: bool = knob(
+        "other runs use the accelerators in turns: what has enable_offload leaves them while it does not work",
+        False,
+    )
     changes: tuple[ChangeConfig, ...] = knob(
         "changes of the placement during the run, in the order of iterations", ()
     )

@@ -237,7 +237,7 @@ def _sync_without_base(case: PlacedSimulatorJob) -> Iterator[Found]:
     away = [
         stage for stage in active.stages if active.of(stage, "rollout") is Residency.OFF
     ]
-    if away and makes_room(case.placement, active, "rollout"):
+    if away and (active.shared or makes_room(case.placement, active, "rollout")):
         mode = case.config.actor.sync.mode
         yield at_key("actor.sync.mode", mode, away=" and ".join(away), mode=mode)
 

@@ -39,6 +39,7 @@ from rlplace.placement.schedule import setup_order
 from rlplace.proxies import keep_local
 from rlplace.signals import deferred
 from rlplace.workers.launch.devices import (
+    AccountOfRuns,
     Device,
     MemoryAccount,
     ProcessClaims,
@@ -101,6 +102,7 @@ class Cluster:
         workers: Iterable[type[Worker]] = (),
         output: Path | str | None = None,
         variables: Mapping[str, str] | None = None,
+        account: AccountOfRuns | None = None,
         num_gpus_per_node: int | None = None,
         distributed_log_dir: Path | str | None = None,
     ) -> None:
@@ -118,6 +120,7 @@ class Cluster:
         that will be launched; their modules are imported in advance, to save time at the launch. `output`: folder for
         what workers print and log, with one file per rank on its node, `<output>/<component>-<rank>.txt`; None: Ray's
         own files, or the output of this process. `variables`: environment variables for all worker processes.
+        `account`: the memory account that other runs on the same emulated accelerators use; None: there are none.
         `num_gpus_per_node` and `distributed_log_dir`: the names that RLinf uses for `accelerators_per_node` and
         `output`. Raise ConfigError if `cluster_cfg` is wrong.
         """
@@ -157,10 +160,14 @@ class Cluster:
         self._tell_line = tell
         self._launcher: InlineLauncher | RayLauncher
         if self.launcher == "inline":
-            self._launcher = InlineLauncher(self.topology)
+            self._launcher = InlineLauncher(self.topology, account)
         else:
             self._launcher = self._ray_launcher(
-                comm or CommConfig(), shared_bytes or {}, workers, variables or {}
+                comm or CommConfig(),
+                shared_bytes or {},
+                workers,
+                variables or {},
+                account,
             )
         self._groups: dict[str, WorkerGroup] = {}
         # Specs of the launched groups, by name
@@ -182,6 +189,7 @@ class Cluster:
         shared_bytes: Mapping[int, int],
         workers: Iterable[type[Worker]],
         variables: Mapping[str, str],
+        account: AccountOfRuns | None,
     ) -> RayLauncher:
         with contextlib.ExitStack() as stopped:
             with deferred():
@@ -213,6 +221,7 @@ class Cluster:
                     self._tell,
                     template,
                     variables,
+                    account,
                 )
             stopped.pop_all()
         return launcher
@@ -228,6 +237,7 @@ class Cluster:
         workers: Iterable[type[Worker]] = (),
         output: Path | str | None = None,
         variables: Mapping[str, str] | None = None,
+        account: AccountOfRuns | None = None,
     ) -> Cluster:
         return cls(
             topology=topology or declared_topology(config),
@@ -239,6 +249,7 @@ class Cluster:
             workers=workers,
             output=output,
             variables=variables,
+            account=account,
         )
 
     def start(self) -> None:
@@ -907,9 +918,14 @@ class InlineLauncher:
 
     restarts_workers = False
 
-    def __init__(self, topology: Topology) -> None:
+    def __init__(
+        self, topology: Topology, account: AccountOfRuns | None = None
+    ) -> None:
+        """`account`: the memory account that other runs use, too; None: there are none."""
         self._topology = topology
         self._account = MemoryAccount(topology.memory_bytes)
+        if account is not None:
+            self._account = account.open(topology.memory_bytes)
         self._claims = ProcessClaims()
         self._channels: list[Channel] = []
         self._lending = Lending()

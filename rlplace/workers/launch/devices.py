@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import fcntl
 import json
 import os
@@ -166,6 +167,20 @@ class MemoryAccount:
         return max(sums, default=0)
 
 
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class AccountOfRuns:
+    """A memory account of emulated accelerators that several runs use. `folder`: of its files. `run`: name of this
+    run.
+    """
+
+    folder: Path
+    run: str
+
+    def open(self, capacity_bytes: Sequence[int] = ()) -> SharedAccount:
+        """Return the account. `capacity_bytes`: bytes of each accelerator, by its global number."""
+        return SharedAccount(capacity_bytes, self.folder, self.run)
+
+
 class SharedAccount(MemoryAccount):
     """A MemoryAccount that several processes of one machine share through files, one file for each accelerator.
     Picklable.
@@ -179,13 +194,45 @@ class SharedAccount(MemoryAccount):
     minute.
     """
 
-    def __init__(self, capacity_bytes: Sequence[int], folder: Path) -> None:
+    def __init__(
+        self, capacity_bytes: Sequence[int], folder: Path, run: str = ""
+    ) -> None:
         """Use the files in `folder`, a subfolder of the job folder. The subfolder is created when it is needed.
 
-        `capacity_bytes`: bytes of each accelerator, by its global number.
+        `capacity_bytes`: bytes of each accelerator, by its global number. `run`: name of the run, if other runs use the
+        same accelerators in turns and thus the same folder.
         """
         self.capacity_bytes = tuple(capacity_bytes)
         self._folder = folder
+        self._run = run
+
+    def acquire(
+        self, owner: str, accelerators: Sequence[int], size_bytes: int, what: str
+    ) -> None:
+        super().acquire(self._name(owner), accelerators, size_bytes, what)
+
+    def release(self, owner: str, accelerators: Sequence[int], what: str) -> None:
+        super().release(self._name(owner), accelerators, what)
+
+    def release_all(self, owner: str) -> None:
+        super().release_all(self._name(owner))
+
+    def held_bytes(self, owner: str, accelerators: Sequence[int] | None = None) -> int:
+        return super().held_bytes(self._name(owner), accelerators)
+
+    def release_run(self) -> None:
+        """Remove the bytes of all workers of the run: none of its processes lives."""
+        end = self._name("")
+        with self._opened() as held:
+            for residents in held.values():
+                for resident in [each for each in residents if each[0].endswith(end)]:
+                    del residents[resident]
+
+    def _name(self, owner: str) -> str:
+        """Return the name of a worker in the account."""
+        if not self._run:
+            return owner
+        return f"{owner} of {self._run}"
 
     @contextlib.contextmanager
     def _opened(self, accelerators: Sequence[int] | None = None) -> Iterator[Held]:

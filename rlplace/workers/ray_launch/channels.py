@@ -38,7 +38,7 @@ from rlplace.comm.shared_memory.folder import SPILL, JobFolder, check_space
 from rlplace.config.blocks.machines import CommConfig
 from rlplace.errors import ChannelBroken, ChannelError, ChannelMisuse, ClusterError
 from rlplace.placement.channels import ChannelLocation
-from rlplace.workers.launch.devices import SharedAccount
+from rlplace.workers.launch.devices import AccountOfRuns, SharedAccount
 from rlplace.workers.launch.reservation import Machine
 from rlplace.workers.ray_launch.actors import CONTROL, RayProcess, answer_of
 from rlplace.workers.ray_launch.session import Guard
@@ -65,18 +65,21 @@ class JobChannels:
         processes: dict[str, RayProcess],
         shared_bytes: Mapping[int, int],
         timeout_s: float,
+        account: AccountOfRuns | None = None,
     ) -> None:
         """Prepare the channels. A node's job folder is created when the node is first needed.
 
         `machines`: machines by node number. `processes`: name -> handle, for the processes in which several workers
         live. `shared_bytes`: node number -> bytes of shared memory that the job needs there; a node without an entry is
-        not checked. `timeout_s`: the most seconds to wait for an answer of another node.
+        not checked. `timeout_s`: the most seconds to wait for an answer of another node. `account`: the memory account
+        of this machine's emulated accelerators that other runs use, too; None: there are none.
         """
         self._machines = machines
         self._config = config
         self._processes = processes
         self._shared_bytes = shared_bytes
         self._timeout_s = timeout_s
+        self._account = account
         here = ray.get_runtime_context().get_node_id()
         apart = (node for node, machine in enumerate(machines) if machine.id == here)
         self._place = Place(node=next(apart, DRIVER_APART))
@@ -157,6 +160,8 @@ class JobChannels:
 
         `capacity_bytes`: memory of each accelerator of the cluster, by its global number.
         """
+        if self._account is not None:
+            return self._account.open(capacity_bytes)
         return SharedAccount(capacity_bytes, self._node(node).folder() / ACCOUNT)
 
     def release(self, node: int, owners: Iterable[str]) -> None:
@@ -257,7 +262,7 @@ class JobChannels:
             parent = Path(self._config.shm_folder) if self._config.shm_folder else None
             here = node == self._place.node
             self._nodes[node] = (
-                NodeChannels(parent)
+                NodeChannels(parent, self._account)
                 if here
                 else RemoteNode(self._machines[node], parent, self._timeout_s)
             )
@@ -284,11 +289,15 @@ class NodeChannels:
     if the process is killed.
     """
 
-    def __init__(self, parent: Path | None) -> None:
+    def __init__(
+        self, parent: Path | None, account: AccountOfRuns | None = None
+    ) -> None:
         """Create the job folder.
 
-        `parent`: folder in which the job folder is created; None: the machine's folder for shared memory.
+        `parent`: folder in which the job folder is created; None: the machine's folder for shared memory. `account`:
+        the memory account that other runs use, too; None: it is in the job folder.
         """
+        self._account = account
         self._folder = JobFolder.create(parent)
         self._guard = Guard.removing(
             self._folder.path, (self._folder.path / SPILL).readlink()
@@ -315,8 +324,11 @@ class NodeChannels:
 
     def release(self, owners: Iterable[str]) -> None:
         """Remove the bytes of the workers `owners` from the node's account of accelerator memory."""
+        account = SharedAccount((), self._folder.path / ACCOUNT)
+        if self._account is not None:
+            account = self._account.open()
         for owner in owners:
-            SharedAccount((), self._folder.path / ACCOUNT).release_all(owner)
+            account.release_all(owner)
 
     def drop_weights(self) -> None:
         """Remove the node's buffers in shared memory through which weights are synced.

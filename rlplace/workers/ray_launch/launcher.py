@@ -39,7 +39,7 @@ from rlplace.placement.machines.topology import Topology
 from rlplace.signals import deliver_deferred
 from rlplace.units import counted
 from rlplace.workers.launch import reservation
-from rlplace.workers.launch.devices import Device, make_device
+from rlplace.workers.launch.devices import AccountOfRuns, Device, make_device
 from rlplace.workers.launch.exchange import exchanged
 from rlplace.workers.launch.group import WorkerHandle, failed
 from rlplace.workers.launch.host import Failure, GroupSpec
@@ -93,13 +93,15 @@ class RayLauncher:
         tell: Callable[[str], None],
         template: Template | None,
         variables: Mapping[str, str] | None = None,
+        account: AccountOfRuns | None = None,
     ) -> None:
         """Create a launcher; Ray is not started yet.
 
         `shared_bytes`: node number -> bytes of shared memory that the job needs there; a node without an entry is not
         checked. `tell`: called with one line of text for each step of the start. `template`: template process of this
         machine, from which workers are forked if Ray runs on this machine alone; None: no template. `variables`:
-        environment variables of all workers.
+        environment variables of all workers. `account`: the memory account that other runs on the same emulated
+        accelerators use; None: there are none.
         """
         self._variables = variables or {}
         self._tell = tell
@@ -107,6 +109,7 @@ class RayLauncher:
         self._shared_bytes = shared_bytes
         self._config = config
         self._comm = comm
+        self._account = account
         self._session = RaySession(config)
         self._machines: list[Machine] = []
         self._reserved: dict[int, NodeUse] = {}
@@ -154,6 +157,7 @@ class RayLauncher:
             self._shared,
             self._shared_bytes,
             self._config.start_timeout_s,
+            self._account,
         )
 
     def reserve(self, slots: Sequence[Slot] | None) -> None:

@@ -64,6 +64,7 @@ FLOORS = (  # lowest first; a room imports from floors below its own
         "plan",
         "profile",
         "replace",
+        "share",
         "runs",
         "search",
         "serve",

@@ -222,7 +222,7 @@ def _shares(options: argparse.Namespace, count: int) -> list[Share]:
     weights = _numbers("--weights", options.weights, count, 1.0)
     priorities = _numbers("--priorities", options.priorities, count, 0.0)
     if min(weights) <= 0:
-        raise _wrong_numbers("--weights", options.weights, count, 1.0)
+        raise _numbers_error("--weights", options.weights, count, 1.0)
     return [
         Share(weight=weight, priority=int(priority))
         for weight, priority in zip(weights, priorities, strict=True)
@@ -237,11 +237,11 @@ def _numbers(option: str, text: str | None, count: int, usual: float) -> list[fl
     except ValueError:
         found = []
     if len(found) != count:
-        raise _wrong_numbers(option, text, count, usual)
+        raise _numbers_error(option, text, count, usual)
     return found
 
 
-def _wrong_numbers(option: str, text: str, count: int, usual: float) -> ConfigError:
+def _numbers_error(option: str, text: str, count: int, usual: float) -> ConfigError:
     line = ",".join(f"{usual:g}" for _ in range(count))
     return config_error(
         "cannot-share",

@@ -112,7 +112,9 @@ def test_a_run_keeps_a_part_and_withdraws() -> None:
     assert arbiter.used_s("a", 3.0) == 2 * 2.0 + 1.0
 
 
-@given(st.lists(st.tuples(st.sampled_from("abc"), st.sets(st.integers(0, 3))), max_size=60))
+@given(
+    st.lists(st.tuples(st.sampled_from("abc"), st.sets(st.integers(0, 3))), max_size=60)
+)
 def test_no_accelerator_has_two_runs_and_no_run_waits_for_ever(
     requests: list[tuple[str, set[int]]],
 ) -> None:

@@ -31,6 +31,7 @@ NO_CODES = {
         "config-name",
         "config-path",
         "resize-naive",
+        "accelerator-seconds",
     ),
     *("nvidia-nccl-cu12", "nvidia-nccl-cu13"),
 }

@@ -162,7 +162,9 @@ def test_runs_that_cannot_leave_are_refused(
     assert "the placement of a-1 changes during the run" in text
     assert "cluster.elastic=advise" in text
     assert "the runs are planned for different machines" in text
-    code, text = answer(capsys, a, a, "cluster.launcher=ray", "cluster.ray.address=auto")
+    code, text = answer(
+        capsys, a, a, "cluster.launcher=ray", "cluster.ray.address=auto"
+    )
     assert code == 2
     assert "a-2 joins a Ray cluster" in text
 

@@ -8,7 +8,9 @@ from rlplace.execution.arbiter import Share
 from rlplace.foresight.turns import RunSeconds, StageSeconds, predict_turns
 
 
-def run(name: str, *stages: tuple[str, set[int], float], weight: float = 1.0) -> RunSeconds:
+def run(
+    name: str, *stages: tuple[str, set[int], float], weight: float = 1.0
+) -> RunSeconds:
     return RunSeconds(
         name=name,
         stages=[

@@ -19,6 +19,7 @@ from rlplace.placement.machines.topology import Topology
 from rlplace.workers.launch import cluster, devices
 from rlplace.workers.launch.cluster import InlineLauncher
 from rlplace.workers.launch.devices import (
+    AccountOfRuns,
     CudaDevice,
     Device,
     EmulatedDevice,
@@ -139,6 +140,23 @@ def test_what_is_not_held_is_given_back_without_a_look(tmp_path: Path) -> None:
     actor.acquire(5, "weights")
     actor.acquire(0, "weights")
     assert actor.held_bytes() == 0
+
+
+def test_runs_on_the_same_accelerators_have_one_limit(tmp_path: Path) -> None:
+    of = [AccountOfRuns(folder=tmp_path / "all", run=run) for run in ("pole", "hop")]
+    pole, hop = (device(each.open([100]), "actor", 0) for each in of)
+    pole.acquire(60, "weights")
+    with pytest.raises(
+        AcceleratorOutOfMemory, match="actor rank 0 of pole: weights 60"
+    ):
+        hop.acquire(50, "weights")
+    hop.acquire(40, "weights")
+    assert (pole.held_bytes(), hop.held_bytes()) == (60, 40)
+    # A killed run leaves its bytes in the account
+    of[0].open().release_run()
+    assert (pole.held_bytes(), hop.held_bytes()) == (0, 40)
+    hop.worker_ended()
+    assert hop.held_bytes() == 0
 
 
 def die_with(account: SharedAccount) -> None:

@@ -401,8 +401,8 @@ class _Driver:
     `mapping`: the composed config, from which other plans are made. `requests`: requests of other processes to change
     the placement. `requested`: the plan of the request that was taken and not answered yet. `draining`: the node that
     it empties. `drained`: nodes that were emptied -> overrides with the places before. `nodes`: what became of nodes,
-    for summary.json. `joined`: addresses of machines that were told of. `looked_s`: when machines were looked for. `lease`: of
-    accelerators that other runs use in turns; None: there are none.
+    for summary.json. `joined`: addresses of machines that were told of. `looked_s`: when machines were looked for.
+    `lease`: of accelerators that other runs use in turns; None: there are none.
     """
 
     plans: Sequence[PlanFrom]

@@ -32,6 +32,7 @@ NO_CODES = {
         "config-path",
         "resize-naive",
         "accelerator-seconds",
+        *("ale-py", "highway-env", "panda-gym"),
     ),
     *("nvidia-nccl-cu12", "nvidia-nccl-cu13"),
 }

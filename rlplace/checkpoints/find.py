@@ -84,6 +84,20 @@ def whole_ones(runs: Path) -> Iterator[Checkpoint]:
             yield read(folder)
 
 
+def newest_in(runs: Path, key: str) -> Path | None:
+    """Return the newest whole checkpoint in a folder of runs, such as `runs/hopper`: that of the run that saved last.
+
+    None if `runs` is not such a folder: it is the folder of a run or of a checkpoint, or no run in it has a whole
+    checkpoint. `key`: the user's argument, for errors. Raises ConfigError if the folder cannot be read.
+    """
+    try:
+        if _folders(runs) or (runs / CONFIG).exists():
+            return None
+        return _newest_whole([runs])
+    except OSError as error:
+        raise _unreadable(error, key) from error
+
+
 def folders_of(run: Path) -> list[Path]:
     """Return the folders of a run's checkpoints, damaged checkpoints too, the newest first."""
     folder = run / FOLDER

@@ -105,7 +105,8 @@ def read_line(argv: Sequence[str]) -> Line:
         "words",
         metavar=_KEY,
         nargs="*",
-        help="the folder of a run, of a checkpoint, or of an export; then arguments such as episodes=100",
+        help="the folder of a run, of a checkpoint, or of an export; or a folder of runs such as runs/hopper: its run"
+        " that saved last; then arguments such as episodes=100",
     )
     parser.add_argument("--format", default=FORMATS[0], choices=FORMATS)
     options = parser.parse_intermixed_args(argv)

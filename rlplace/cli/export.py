@@ -63,7 +63,7 @@ def _options(argv: Sequence[str]) -> argparse.Namespace:
     parser.add_argument(
         "checkpoint",
         metavar=_KEY,
-        help="the folder of a checkpoint, of a run: its newest, or of an export",
+        help="the folder of a checkpoint, of a run: its newest, of runs: the run that saved last, or of an export",
     )
     parser.add_argument("out", metavar="OUT", help="the new folder or file")
     parser.add_argument(

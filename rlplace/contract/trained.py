@@ -9,7 +9,7 @@ from typing import Any
 import yaml
 
 from rlplace.checkpoints.checkpoint import CONFIG
-from rlplace.checkpoints.find import find, folders_of, verify
+from rlplace.checkpoints.find import find, folders_of, newest_in, verify
 from rlplace.codes import config_error
 from rlplace.contract.reading import read_job
 from rlplace.contract.registry import job_of
@@ -19,9 +19,10 @@ from rlplace.trained import POLICY, Trained
 def find_trained(
     named: str | Path, key: str = "RUN", *, verified: bool = True
 ) -> Trained:
-    """Return the trained policy at the path `named`: the folder of a run, of a checkpoint, or of an export.
+    """Return the trained policy at the path `named`: the folder of a run, of a checkpoint, of an export, or of runs.
 
-    For a run, the policy of its newest checkpoint is returned. `key`: name of the user's argument, for errors.
+    For a run, the policy of its newest checkpoint is returned; for a folder of runs, such as `runs/hopper`, that of the
+    run that saved last. `key`: name of the user's argument, for errors.
     `verified`: whether to check that the files of a checkpoint are unchanged since they were written. Raises
     ConfigError if there is no policy at the path, a file is damaged, or the config cannot be read.
     """
@@ -31,6 +32,7 @@ def find_trained(
         return exported
     if path.name == POLICY:
         path = path.parent
+    path = newest_in(path, key) or path
     checkpoint = find(str(path), path.parent, key)
     assert checkpoint is not None, "a path is found or refused"
     if verified:
@@ -45,8 +47,9 @@ def find_trained(
 def load_policy(path: str | Path, *, seed: int = 0, key: str = "path") -> Any:
     """Return the trained policy in a folder, as an object that chooses actions.
 
-    `path`: folder of a run, of a checkpoint, or of an export. For a run, its newest checkpoint is loaded. `seed`: seed
-    of sampled actions. `key`: name of the user's argument, for errors. Raises ConfigError.
+    `path`: folder of a run, of a checkpoint, or of an export. For a run, its newest checkpoint is loaded. For a folder
+    of runs, such as `runs/hopper`, the run that saved last is loaded. `seed`: seed of sampled actions. `key`: name of
+    the user's argument, for errors. Raises ConfigError.
     """
     trained = find_trained(path, key)
     return job_of(trained.config).load_policy(trained, seed=seed, key=key)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import threading
 from pathlib import Path
 
@@ -91,3 +92,26 @@ def test_a_job_that_says_how_is_evaluated_by_the_same_command(
     assert '"seed": 4' in capsys.readouterr().out
     found = find_trained(run)
     assert found.text.startswith("after 2 iterations, policy version 2: ")
+
+
+def test_a_folder_of_runs_means_the_run_that_saved_last(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    runs = tmp_path / "told"
+    runs.mkdir()
+    last = run_of("TOLD", runs / "b")
+    # The manifests decide, neither the names nor the times of the folders.
+    older = run_of("TOLD", runs / "c")
+    manifest = older / "checkpoints" / "000002" / "manifest.json"
+    saved = json.loads(manifest.read_text(encoding="utf-8"))
+    saved["saved_at"] = "2026-01-01T00:00:00+00:00"
+    manifest.write_text(json.dumps(saved), encoding="utf-8")
+
+    assert find_trained(runs).checkpoint == find_trained(last).checkpoint
+    assert find_trained(f"{runs}/").checkpoint == find_trained(last).checkpoint
+    assert evaluate([str(runs)]) == 0
+    assert capsys.readouterr().out == "rate     3\n"
+
+    # The folder of all jobs is no folder of runs.
+    assert evaluate([str(tmp_path)]) == 2
+    assert "[not-a-checkpoint]" in capsys.readouterr().err

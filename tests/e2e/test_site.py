@@ -55,7 +55,7 @@ ANSWERS = {
     "quickstart": "tour/",
     "Windows": "faq/",
     "semver": "stability/",
-    "Isaac": "own_environment/",
+    "Isaac": "environments/#vector-environments",
     "early stopping": "environments/#evaluation",
     "replay buffer": "off_policy/",
     "imitation learning": "off_policy/#demonstrations",

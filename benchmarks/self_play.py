@@ -32,7 +32,7 @@ MEASURES = {
     "elo": "Elo within the league",
     "against_random": "result against a random player",
     "against_faultless": "result against a faultless player",
-    "defeats": "lost ends it can be led to",
+    "defeats": "lost positions an opponent can reach",
 }
 BLOCKS = ("runner", "game", "network", "actor", "rollout", "league")  # of settings
 STAGES = ("iteration", "sync", "play", "learn", "moves")
@@ -137,7 +137,7 @@ def train_missing() -> None:
 def table_of(runs: Sequence[Run]) -> str:
     """Return the table of all runs as Markdown: their last version, and seconds of an iteration."""
     lines = [
-        "| seed | Elo | against random | against faultless | lost ends | iteration, s, predicted (measured) |"
+        "| seed | Elo | against random | against faultless | defeats | iteration, s, predicted (measured) |"
         " training, s |",
         "|---|---|---|---|---|---|---|",
     ]

@@ -164,9 +164,9 @@ class Game:
 
     @torch.no_grad()
     def defeats(self, policy: Policy) -> int:
-        """Count the lost ends that `policy` can be led to, if it takes its likeliest moves; 0: it cannot be beaten.
+        """Count the lost final positions that an opponent can reach against `policy`, which takes its likeliest moves.
 
-        Beginning and answering, with the board seen from all sides, against every move of the other player.
+        The policy plays first and second, in each symmetric view of the board. The opponent makes every possible move.
         """
         found = 0
         for own_turn in (True, False):

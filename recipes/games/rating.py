@@ -44,7 +44,7 @@ def measured(network: Network, games: int, random: torch.Generator) -> dict[str,
     """Return the mean result of a network's likeliest moves against players that do not learn, from -1 to 1.
 
     `games`: how many against each of them. In small games, one of these players is faultless, and `defeats` counts the
-    lost ends that the network can be led to.
+    lost final positions that an opponent can reach.
     """
     game = network.game
     others = {"random": torch.zeros_like}

@@ -60,7 +60,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def run_folder(run: str) -> Path:
-    """Return the folder of a run that goes on. Raises ConfigError if it is none."""
+    """Return `run` as a path. Raises ConfigError if it is not the folder of a run that is under way."""
     folder = Path(run)
     if not ((folder / CONFIG).is_file() and (folder / LOCK).is_file()):
         raise config_error(

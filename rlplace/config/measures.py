@@ -96,7 +96,7 @@ class Given:
         return None
 
     def number(self, path: str) -> float:
-        """Return the number at a path of the config, or its default; 0 if it is none.
+        """Return the number at a path of the config, or else its default. Return 0 if the value is not a number.
 
         A key of the other library with this meaning comes first.
         """

@@ -100,7 +100,7 @@ class KeptNumbers:
         return self._restore(state, fix=True)
 
     def put_back_fixed(self) -> None:
-        """Set the fixed statistics to their values again. Call this before each step."""
+        """Undo changes of the fixed statistics: set them to their fixed values. Call this before each step."""
         if self._fixed:
             self._set(self._fixed)
 

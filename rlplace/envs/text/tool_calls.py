@@ -200,7 +200,7 @@ def read_calls(parser: Parser, text: str, tools: Tools) -> Parsed:
 
 
 def format_of(written: str) -> str | None:
-    """Return the name of the form in which a chat template writes calls; None if it is none of FORMATS.
+    """Return the name of the form in which a chat template writes calls; None if FORMATS does not have this form.
 
     `written`: the text that the template makes of EXAMPLE_CALL.
     """

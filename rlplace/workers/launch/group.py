@@ -409,13 +409,12 @@ class WorkerGroup:
     ranks and returns a Pending. A group ends by `close`. It also ends after a failure: running calls are cancelled, and
     the ranks are stopped. Thread-safe.
 
-    `outlast`: what the ranks do instead after a failure of another rank: "give up": cancel their call and stay; "end
-    the call": finish it if possible, and stay; they take calls again after `go_on`. `in_vain`: returns True if waiting
-    for running calls is useless. `on_end`: called with the reason when the group ends.
+    `outlast`: what the other ranks do after a failure of one rank. "stop": they stop, as described above. "give up":
+    they cancel their call. "end the call": they finish their call, if it does not need the failed rank. In the last two
+    cases the ranks stay, and take calls again after `go_on`. `in_vain`: returns True if waiting for running calls is
+    useless. `on_end`: called with the reason when the group ends.
     """
 
-    # What sound ranks do when a rank of any group has failed: stop with all others; give up their call and stay for
-    # `go_on`; or end their call, unless it needs a failed rank, and stay.
     outlast: Literal["stop", "give up", "end the call"] = "stop"
     patience_s = WAIT_S  # how long a running call may take to end
     _call_class: type[Call] = Call  # class of its calls

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 _ID = "env.id"
 # Name of the function in PettingZoo's modules that makes a parallel environment
 _MAKE = "parallel_env"
+# Name of the function that makes an environment whose agents act one after the other (AEC)
+_MAKE_IN_TURNS = "env"
 # Methods of a parallel environment
 _METHODS = ("reset", "step", "observation_space", "action_space", "close")
 
@@ -105,6 +107,14 @@ def _make(config: SimulatorEnvConfig) -> Any:
         module = importlib.import_module(module_name)
     make = getattr(module, name, None)
     if not callable(make):
+        if name == _MAKE and callable(getattr(module, _MAKE_IN_TURNS, None)):
+            raise config_error(
+                "unknown-simulator",
+                _ID,
+                config.id,
+                error="turns-of-pettingzoo",
+                module=module_name,
+            )
         known = [each for each, made in vars(module).items() if callable(made)]
         near = did_you_mean(name, known)
         raise config_error(

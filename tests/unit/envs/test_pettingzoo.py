@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import sys
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -182,6 +184,21 @@ def test_what_cannot_be_rows_is_refused(
     found = caught.value.problems[0]
     assert found.code == code
     assert words in str(found.fix)
+
+
+def test_a_module_with_games_in_turns_alone_is_not_answered_by_a_name_it_lacks(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    module = ModuleType("games_in_turns")
+    vars(module)["env"] = Race
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    with pytest.raises(ConfigError) as caught:
+        describe(dataclasses.replace(RACE, id=module.__name__))
+    (found,) = caught.value.problems
+    assert found.code == "unknown-simulator"
+    assert "one after the other" in found.what
+    assert f"{module.__name__}:parallel_env" not in found.fix
+    assert "recipes/self_play.py" in found.fix
 
 
 def test_rows_that_are_no_whole_environments_are_refused() -> None:

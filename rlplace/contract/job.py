@@ -426,8 +426,8 @@ class Job:
         `run`: the folder of the run.
         """
         if not folders_of(run):
-            return f"files      {run}: there is no checkpoint to go on with"
-        return f"go on      resume={shlex.quote(str(run))}"
+            return f"files      {run}: there is no checkpoint to continue from"
+        return f"continue   resume={shlex.quote(str(run))}"
 
     def saved_models(self, config: Any, plan: Plan, folder: Path) -> Mapping[str, Path]:
         """Return component -> path to which its model is written at the end of a run. `folder`: the run's folder."""

@@ -64,7 +64,7 @@ _REASONS = 10  # lines of settings that have no key
 _SECTIONS: Mapping[Outcome, tuple[str, str]] = {
     "equal": ("Equal:", "equal"),
     "differs": ("Differs:", "differing"),
-    "implied": ("Holds here without a key:", "implied"),
+    "implied": ("Always true here, without a key:", "implied"),
     "unmapped": ("Not mapped:", "not mapped"),
     "unknown": ("Not known:", "not known"),
 }
@@ -432,21 +432,19 @@ def _body(imported: Imported, *, every: bool, file: str | None) -> list[str]:
             sections[title] = _by_reason(results)
         else:
             sections[title] = [_row(result) for result in results]
-    sections["Written out, though the original does not have it:"] = list(
-        imported.assumed
-    )
+    sections["Added, because the original does not write it:"] = list(imported.assumed)
     for title, rows in sections.items():
         if rows:
             lines += [title, *indented(table(rows, gap=2, most=_COLUMN)), ""]
     if imported.missing:
-        lines.append("Still to be written before a run: " + ", ".join(imported.missing))
+        lines.append("Write these keys before a run: " + ", ".join(imported.missing))
     return "\n".join(lines).rstrip("\n").split("\n")
 
 
 def _details(file: str | None) -> str:
     if file is None:
-        return "--all has each"
-    return f"{file} has each, as --all"
+        return "--all lists each"
+    return f"{file} lists each, as --all does"
 
 
 def _by_reason(results: Sequence[MappingResult]) -> list[tuple[str, str]]:

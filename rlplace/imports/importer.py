@@ -671,7 +671,7 @@ def finish(draft: Draft, topology: Topology, offload: Mapping[str, bool]) -> Imp
         draft.set("cluster.allow_resident", staying)
         draft.assume(
             f"cluster.allow_resident: {quote(staying)}",
-            "they stay on accelerators that others use, as there",
+            "they stay on accelerators that others use, as in the original",
         )
         layout, problems = _lay_out(draft, topology, offload)
     config, wrong = try_config(draft.config)

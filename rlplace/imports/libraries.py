@@ -412,7 +412,9 @@ def _place_verl_engines(draft: Draft, pool: Allocation, tensor: int) -> None:
     if not asynchronous or draft.number(stale, 0.0) > 0:
         draft.derive("algorithm.max_staleness", 1, stale)
     if not asynchronous:
-        draft.assume("algorithm.max_staleness: 1", "one step off policy, as there")
+        draft.assume(
+            "algorithm.max_staleness: 1", "one step off policy, as in the original"
+        )
         return
     prompts = draft.count(_VERL_BATCH, 256, 1) * draft.count(batches, 1, 1)
     draft.set("algorithm.prompts", prompts)
@@ -521,7 +523,7 @@ def _set_verl_prompts(draft: Draft) -> None:
     )
     draft.assume(
         "env.kwargs.answer: reward_model.ground_truth",
-        "where its data sets have what is right",
+        "the column of verl's data sets with the right answer",
     )
     draft.becomes("data.train_files", "env.kwargs")
     draft.becomes("data.prompt_key", "env.kwargs")
@@ -533,13 +535,13 @@ def _set_verl_prompts(draft: Draft) -> None:
     function = _verl_reward_function(draft)
     if function is not None:
         rewards.append(function)
-        why = "called as there, f(data_source, solution_str, ...); its folder belongs in PYTHONPATH"
+        why = "called as in the original, f(data_source, solution_str, ...); its folder belongs in PYTHONPATH"
     elif modelled:
         rewards.append({"name": "unscored"})
         why = "the reward model scores"
     else:
         rewards.append({"name": "math_answer"})
-        why = "stands for the function of each data_source there"
+        why = "in place of verl's function for each data_source"
     draft.assume(f"env.rewards: {rewards[0]['name']}", why)
     buffer = "reward_model.overlong_buffer."
     if draft.has(f"{buffer}enable"):

@@ -271,7 +271,7 @@ def _place_remote_reward(draft: Draft) -> None:
     if url.endswith(".py"):
         function = f"{url.rpartition('/')[2].removesuffix('.py')}:reward_func"
         draft.derive("reward.function", function, key)
-        why = "called as there, f(queries, prompts, labels); its folder belongs in PYTHONPATH"
+        why = "called as in the original, f(queries, prompts, labels); its folder belongs in PYTHONPATH"
         draft.assume(f"reward.function: {function}", why)
     else:
         draft.derive("reward.url", url, key)

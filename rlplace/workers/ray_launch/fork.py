@@ -69,7 +69,8 @@ def template(listening: str, modules: list[str]) -> None:
 def ends_with_input() -> Iterator[None]:
     """Context manager in which the system ends this process when the other end of its standard input is closed.
 
-    The other end closes when the driver ends or is killed. Imports, which take seconds, do not look at it themselves.
+    The other end closes when the driver ends or is killed. The body of the `with` statement imports modules for some
+    seconds. It does not read the standard input, so it would not notice the end of the driver.
     """
     descriptor = sys.stdin.fileno()
     flags = fcntl.fcntl(descriptor, fcntl.F_GETFL)

@@ -99,8 +99,9 @@ def sizes_of(
     """Return the sizes of samples for packing: their lengths, and the length of the prefix that the samples of a group
     share.
 
-    `samples`: samples of the same group must be neighbours. `shared_prefix_cost`: cost for each sample of a token of
-    the shared prefix, relative to a token of the sample itself; None: samples share no prefix.
+    `samples`: samples of the same group must be neighbours. `shared_prefix_cost`: the cost that a token
+    of the shared prefix has for each sample, divided by the cost of a token of the sample itself; None: samples share
+    no prefix.
 
     A shared prefix ends before the first scored token of any sample of the group. If samples have images, they share
     the whole prefix before the first scored token, or no prefix.

@@ -42,10 +42,11 @@ def test_the_last_line_of_a_custom_run_offers_no_command_that_it_cannot_take(
     # One that was cut short is none.
     (run / "checkpoints" / "000001.part").mkdir(parents=True)
     assert (
-        job.last_line(run) == f"files      {run}: there is no checkpoint to go on with"
+        job.last_line(run)
+        == f"files      {run}: there is no checkpoint to continue from"
     )
     (run / "checkpoints" / "000001").mkdir()
-    assert job.last_line(run) == f"go on      resume='{run}'"
+    assert job.last_line(run) == f"continue   resume='{run}'"
 
 
 def test_a_class_that_needs_arguments_is_refused_with_the_way_to_name_it(

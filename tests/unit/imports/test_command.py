@@ -271,7 +271,7 @@ def test_settings_without_a_key_are_counted_by_reason_in_ten_lines(
     assert len(every) == len(MANY.split())
     out = tmp_path / "out.yaml"
     assert run_import(["verl", *words, "--out", str(out)]) == 0
-    assert f"{out} has each" in capsys.readouterr().out
+    assert f"{out} lists each" in capsys.readouterr().out
     assert len(section(out.read_text(encoding="utf-8"))) == len(every)
 
 

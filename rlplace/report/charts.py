@@ -34,6 +34,12 @@ _GAP = (
 _UPLOT = Path(__file__).with_name("uplot")
 _SCRIPT = Path(__file__).with_name("curves.js")
 _STYLE = Path(__file__).with_name("curves.css")
+# uPlot formats numbers in the language of the browser. A browser that starts without a language has none that it knows,
+# such as "en-US@posix", and uPlot would end with a RangeError.
+_KNOWN_LANGUAGE = """\
+try { new Intl.NumberFormat(navigator.language) }
+catch { Object.defineProperty(navigator, "language", {value: "en-US"}) }
+"""
 # Shown where scripts run; 0 is the values as they are.
 CONTROLS = (
     '<label class="controls" hidden>smoothing '
@@ -112,8 +118,8 @@ def number(value: float) -> str:
 
 def scripts() -> tuple[str, ...]:
     """Return the scripts that draw the charts of a page in a browser: the library uPlot, then ours."""
-    library = _UPLOT / "uPlot.iife.min.js"
-    return library.read_text(encoding="utf-8"), _SCRIPT.read_text(encoding="utf-8")
+    library = (_UPLOT / "uPlot.iife.min.js").read_text(encoding="utf-8")
+    return _KNOWN_LANGUAGE + library, _SCRIPT.read_text(encoding="utf-8")
 
 
 def styles() -> str:

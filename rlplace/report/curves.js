@@ -3,11 +3,18 @@
   "use strict";
   const figures = [...document.querySelectorAll("figure.curve")];
   const controls = document.querySelector(".controls");
-  if (!figures.length || !controls) return;
+  // Without the library, the pictures stay
+  if (!figures.length || !controls || typeof uPlot === "undefined") return;
   const slider = controls.querySelector("input");
   const short = new Intl.NumberFormat("en", {notation: "compact", maximumSignificantDigits: 3});
   const long = new Intl.NumberFormat("en", {maximumSignificantDigits: 4});
   const near = new Intl.NumberFormat("en", {notation: "compact", maximumSignificantDigits: 4});
+  // The bounds of the vertical axis. uPlot itself draws values that are all 0 on an axis from 0 to 100.
+  const rangeOf = (u, least, most) => {
+    if (least === null) return [null, null];
+    if (least === 0 && most === 0) return [0, 1];
+    return uPlot.rangeNum(least, most, 0.1, true);
+  };
   const steps = new Intl.NumberFormat("en", {maximumFractionDigits: 0});
 
   // Exponential moving average without the bias of its start; a gap stays a gap.
@@ -86,7 +93,7 @@
       ...size(),
       legend: {show: false},
       cursor: {y: false, sync: {key: "report"}, drag: {x: true, y: false}},
-      scales: {x: {time: false}},
+      scales: {x: {time: false}, y: {range: rangeOf}},
       axes: [
         {...axis, size: 22, gap: 3, label: told.axis, labelSize: 15, labelGap: 0, labelFont: "11px sans-serif", space: 60,
           values: (u, at) => at.map((value) => short.format(value))},

@@ -1,13 +1,16 @@
 """Random sequences of changes of the placement, with workers that are killed in the middle of changes.
 
     python benchmarks/random_changes.py [--sequences 100] [--together 5] [--first 0] [--at-once 1] [--limit-s 900]
-                                        [--output runs/random_changes]
+                                        [--launcher inline] [--address HOST:PORT] [--output runs/random_changes]
 
 A sequence is 12 iterations of `hybrid_ppo` with CartPole on 4 emulated accelerators, on Ray, with its own seed; several
 follow each other in one run. Before each iteration, the run may get a request for another placement. About a third of
 the requests are wrong: ranks that do not divide, accelerators that do not exist, components that do not fit beside each
 other. In most changes, one or two workers get SIGKILL: leavers, stayers or newcomers, at a named moment of the change
 or after a random time.
+
+With `--launcher inline`, workers are threads, which cannot be killed. Instead, one or two steps of a change fail: the
+end of the workers before, the set-up or the load. `--address` joins a Ray, so that none has to be started.
 
 The memory of an accelerator holds one simulator rank or one rollout rank, not both, so that a worker that starts
 before another one has left ends the run. Of each run is checked:
@@ -88,8 +91,11 @@ MOMENTS = {
     "next": ("rlplace.execution.loop", "Loop", "iteration"),
 }
 ANY_TIME = "any time"
+# Steps that fail with workers that are threads
+INLINE = ("retire", "setup", "load")
 LAST_ASKED = 0.8  # share of the iterations up to which each request is answered
-MOST_RESUMES = 3
+RESUMES = 2  # of a sequence, at most
+MOST_STARTS = 10
 LONGEST_S = 1.5  # of a random time in a change
 RELATIVE = 1e-2  # of numbers that depend on the order of sums over ranks
 ABSOLUTE = {"actor/clip_fraction": 0.02}  # samples at a threshold
@@ -115,9 +121,17 @@ def main() -> None:
     parser.add_argument("--first", type=int, default=0, help="seed of the first one")
     parser.add_argument("--at-once", type=int, default=1, help="runs at the same time")
     parser.add_argument("--limit-s", type=float, default=900.0, help="of one run")
+    parser.add_argument("--launcher", choices=("ray", "inline"), default="ray")
+    parser.add_argument("--address", help="of a Ray to join")
     parser.add_argument("--output", type=Path, default=Path("runs/random_changes"))
     options = parser.parse_args()
     seeds = range(options.first, options.first + options.sequences)
+    words = [f"cluster.launcher={options.launcher}"]
+    if options.address:
+        words.append(f"cluster.ray.address={options.address}")
+    if options.launcher == "inline":
+        # A group of learning threads would need processes of its own
+        words.append("cluster.component_placement.actor=0")
     found = measure(
         [
             seeds[start : start + options.together]
@@ -126,6 +140,7 @@ def main() -> None:
         options.output,
         options.limit_s,
         options.at_once,
+        words=words,
         tell=print,
     )
     print()
@@ -170,22 +185,25 @@ def measure(
     output: Path,
     limit_s: float,
     at_once: int = 1,
+    words: Sequence[str] = (),
     tell: Callable[[str], None] = lambda line: None,
 ) -> list[Outcome]:
     """Run sequences, and return what was seen of each run.
 
     `runs`: the seeds of the sequences of each run. `output`: a folder for the runs. `limit_s`: seconds after which a
-    run counts as standing still. `at_once`: runs at the same time. `tell`: called with one line for each run.
+    run counts as standing still. `at_once`: runs at the same time. `words`: further overrides. `tell`: called with one
+    line for each run.
     """
     output.mkdir(parents=True, exist_ok=True)
     whole = output / "whole"
     longest = max(runs, key=len)
-    code, _ = _train(whole, longest, limit_s, hurts=False)
+    code, _ = _train(whole, longest, limit_s, words, hurts=False)
     assert code == 0, f"the run without changes has ended with {code}: {whole}"
     expected = _lines(whole)
 
     def one(seeds: range) -> Outcome:
-        found = outcome(seeds, output / f"{seeds.start:04}", limit_s, expected)
+        folder = output / f"{seeds.start:04}"
+        found = outcome(seeds, folder, limit_s, words, expected)
         tell(str(found))
         sys.stdout.flush()
         return found
@@ -195,20 +213,20 @@ def measure(
 
 
 def outcome(
-    seeds: range, folder: Path, limit_s: float, expected: Sequence[Mapping[str, Any]]
+    seeds: range,
+    folder: Path,
+    limit_s: float,
+    words: Sequence[str],
+    expected: Sequence[Mapping[str, Any]],
 ) -> Outcome:
     """Run sequences in one run, and return what was seen. `expected`: metrics of a run that nothing interrupted."""
     began = time.monotonic()
-    code, wrong = _train(folder, seeds, limit_s)
+    code, wrong = _train(folder, seeds, limit_s, words)
     resumed = 0
-    # Ray does not start on a machine that is overloaded
-    tries = 0
-    while code == 2 and tries < MOST_RESUMES and _ray_did_not_start(folder):
-        tries += 1
-        code, wrong = _train(folder, seeds, limit_s)
-    while code == 1 and not wrong and resumed < MOST_RESUMES and _can_resume(folder):
+    most = RESUMES * len(seeds)
+    while code == 1 and not wrong and resumed < most and _can_resume(folder):
         resumed += 1
-        code, wrong = _train(folder, seeds, limit_s, "resume=auto")
+        code, wrong = _train(folder, seeds, limit_s, [*words, "resume=auto"])
     if "Traceback" in (folder / "out.txt").read_text(encoding="utf-8"):
         wrong.append("an error of the program: see out.txt")
     if code != 0:
@@ -244,7 +262,23 @@ def outcome(
 
 
 def _train(
-    folder: Path, seeds: range, limit_s: float, *more: str, hurts: bool = True
+    folder: Path,
+    seeds: range,
+    limit_s: float,
+    more: Sequence[str],
+    hurts: bool = True,
+) -> tuple[int, list[str]]:
+    """Run a training as `_train_once` does, and again if Ray does not start on a machine that is overloaded."""
+    code, wrong = _train_once(folder, seeds, limit_s, more, hurts)
+    tries = 1
+    while code == 2 and tries < MOST_STARTS and _ray_did_not_start(folder):
+        tries += 1
+        code, wrong = _train_once(folder, seeds, limit_s, more, hurts)
+    return code, wrong
+
+
+def _train_once(
+    folder: Path, seeds: range, limit_s: float, more: Sequence[str], hurts: bool
 ) -> tuple[int, list[str]]:
     """Run a training in a process of its own. Return its exit code, and what it has left behind or done wrong.
 
@@ -407,6 +441,7 @@ class Hurting:
         self._at = 0
         self._asked: Any = None
         self._right = True
+        self._inline = False
         # (moment, seconds) at which a worker dies in the present change
         self._due: list[tuple[str, float]] = []
         self._lock = threading.Lock()
@@ -463,6 +498,7 @@ class Hurting:
 
     def _found(self, cluster: Any) -> None:
         self._cluster = cluster
+        self._inline = cluster.launcher == "inline"
 
     # ── requests ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -473,6 +509,8 @@ class Hurting:
         if self._cluster is None or self._drawn.random() < 0.5:
             return
         places, self._right = _places(self._drawn)
+        if self._inline and "actor" in places:
+            places["actor"] = places["actor"][:1]
         if ask(requests._folder, places) is not None:
             self.note(asked=places, right=self._right, at=self._at)
 
@@ -484,7 +522,9 @@ class Hurting:
         count = drawn.choices((0, 1, 2), (0.25, 0.55, 0.2))[0]
         self._due = []
         for _ in range(count):
-            if drawn.random() < 0.35:
+            if self._inline:
+                self._due.append((drawn.choice(INLINE), 0.0))
+            elif drawn.random() < 0.35:
                 self._later(ANY_TIME, drawn.uniform(0.0, LONGEST_S))
             else:
                 after_s = drawn.choice((0.0, 0.0, drawn.uniform(0.0, 0.3)))
@@ -493,10 +533,24 @@ class Hurting:
     def moment(self, moment: str) -> None:
         for due in [each for each in self._due if each[0] == moment]:
             self._due.remove(due)
-            if due[1]:
+            if self._inline:
+                self.fail(moment)
+            elif due[1]:
                 self._later(*due)
             else:
                 self.kill(moment)
+
+    def fail(self, moment: str) -> None:
+        """Let a step of the change fail, as it does if a worker fails in it, or a node does not answer."""
+        from rlplace.codes import problem
+        from rlplace.errors import ClusterError, WorkerError
+
+        self.note(killed="a step", moment=moment)
+        if moment == "retire":
+            raise ClusterError(
+                problem("node-lost", "node 1", error="channels", method="clear")
+            )
+        raise WorkerError(component="env", rank=0, node=0, method=moment, what="fails")
 
     def _later(self, moment: str, after_s: float) -> None:
         timer = threading.Timer(after_s, self.kill, (moment,))
@@ -533,7 +587,10 @@ class Hurting:
         self._drawn = self._of_sequence[index // ITERATIONS]
         ledger = loop.memory._ledger
         launcher = self._cluster._launcher
-        account = launcher._channels.account(0, launcher._topology.memory_bytes)
+        if self._inline:
+            account = launcher._account
+        else:
+            account = launcher._channels.account(0, launcher._topology.memory_bytes)
         with account._opened() as held:
             for number, residents in held.items():
                 got = sum(residents.values())

@@ -8,9 +8,12 @@ from typing import Any
 
 import pytest
 
-from rlplace.errors import WorkerError
+from rlplace.codes import problem
+from rlplace.errors import ClusterError, WorkerError
+from rlplace.execution.loop import Loop
 from rlplace.runtime import replace
 from rlplace.runtime.launched import JobSpec, Launched
+from rlplace.runtime.saving import Saving
 from rlplace.workers.launch.cluster import Cluster
 from tests.e2e.test_resume import ONE_EACH, numbers
 from tests.e2e.training import Finished, train
@@ -67,9 +70,72 @@ def test_a_checkpoint_after_a_change_is_resumed_with_its_placement(
     assert "changes" not in resumed.summary()
 
 
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory: pytest.TempPathFactory) -> Finished:
+    """A run without a change."""
+    return run(tmp_path_factory.mktemp("plain"))
+
+
+def failing_once(method: Any, fails: Any) -> Any:
+    """Return `method`, which does `fails` instead at its first call."""
+    calls: list[Any] = []
+
+    def replaced(*arguments: Any, **more: Any) -> Any:
+        calls.append(arguments)
+        if len(calls) == 1:
+            return fails()
+        return method(*arguments, **more)
+
+    return replaced
+
+
+def worker_fails() -> None:
+    raise WorkerError(component="env", rank=1, node=0, method="load", what="no disk")
+
+
+def node_fails() -> None:
+    raise ClusterError(problem("node-lost", "node 1", error="channels", method="clear"))
+
+
+@pytest.mark.parametrize(
+    ("owner", "name", "fails", "why"),
+    [
+        (Saving, "hand_over", lambda: None, "its state could not be saved"),
+        (Cluster, "retire", node_fails, "node 1: did not answer"),
+        (Cluster, "launch_all", worker_fails, "env rank 1"),
+        (Loop, "read_state", worker_fails, "env rank 1"),
+    ],
+)
+def test_a_change_that_fails_in_the_middle_goes_back_with_all_state(
+    plain: Finished,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    owner: type,
+    name: str,
+    fails: Any,
+    why: str,
+) -> None:
+    save = replace.Replacing.save
+
+    def saving(*arguments: Any) -> Any:
+        # From here on, so that the start is left alone. The state is saved in two places if the first has no room
+        attempt = failing_once(getattr(owner, name), fails)
+        if name == "hand_over":
+            attempt = lambda *_: None  # noqa: E731
+        monkeypatch.setattr(owner, name, attempt)
+        return save(*arguments)
+
+    monkeypatch.setattr(replace.Replacing, "save", saving)
+    kept = run(tmp_path, MOVE)
+    assert kept.code == 0, kept.err
+    (change,) = kept.summary()["changes"]
+    assert change["kept"].startswith(why)
+    assert numbers(kept) == numbers(plain)
+
+
 @pytest.mark.parametrize("lost_copy", [False, True])
 def test_a_run_keeps_its_placement_if_the_change_fails(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lost_copy: bool
+    plain: Finished, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lost_copy: bool
 ) -> None:
     """`lost_copy`: the placement before cannot be launched again, either."""
     launched = replace.launched
@@ -99,4 +165,4 @@ def test_a_run_keeps_its_placement_if_the_change_fails(
         return
     assert kept.code == 0, kept.err
     assert "change after iteration 2: the placement stays as it was: " in kept.out
-    assert numbers(kept) == numbers(run(tmp_path / "plain"))
+    assert numbers(kept) == numbers(plain)

@@ -8,7 +8,7 @@ import hmac
 import json
 import socket
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,7 @@ import pytest
 
 from rlplace.envs.text import agents
 from rlplace.envs.text.agents import _Line, _Server
-from rlplace.envs.text.chat_api import Choice
+from rlplace.envs.text.chat_api import Asked, Choice
 from rlplace.envs.text.contract import Message
 from rlplace.http_server import JsonServer, Limits
 from rlplace.workers.roles import reward_server
@@ -46,14 +46,18 @@ class Kind:
     body: bytes
 
 
+class _Yes(_Line):
+    """An episode whose policy says yes."""
+
+    def ask(self, asked: Asked) -> Sequence[Choice]:
+        yes = Message("assistant", "yes")
+        return [Choice(message=yes, finish="stop", prompt_tokens=1, tokens=1)]
+
+
 @pytest.fixture(params=["agents", "reward"])
 def kind(request: pytest.FixtureRequest) -> Kind:
     if request.param == "agents":
-        line = _Line(may_call=True)
-        yes = Message("assistant", "yes")
-        for _ in range(4):
-            choice = Choice(message=yes, finish="stop", prompt_tokens=1, tokens=1)
-            line.answers.put([choice])
+        line = _Yes(may_call=True)
         return Kind(
             lambda limits: _Server(
                 ("127.0.0.1", 0),

@@ -16,12 +16,15 @@ answer begins a conversation of its own.
 from __future__ import annotations
 
 import dataclasses
+import hmac
 import queue
 import secrets
 import threading
 import time
 import weakref
-from collections.abc import Mapping, Sequence
+from collections import deque
+from collections.abc import Iterable, Mapping, Sequence
+from email.message import Message as EmailMessage
 from http import HTTPStatus
 from typing import Any, ClassVar, NamedTuple, Protocol
 
@@ -70,6 +73,10 @@ _REQUESTS = {
 _LIMITS = Limits(connections=4096, silent_s=120.0)
 # Seconds that an agent may take to return after its last answer
 _END_S = 10.0
+# Key of programs that tell the episode of a request by the header X-Session-ID: they have one client for all episodes
+SHARED_KEY = secrets.token_urlsafe(24)
+# Seconds in which further requests of an agent count as asked at the same time
+_TOGETHER_S = 0.005
 # First requests kept for comparing the samples of a prompt
 _KEPT = 64
 # Key of the errors about an agent
@@ -111,12 +118,13 @@ def _parser(name: str) -> Parser:
     return found
 
 
-class AgentTask:
-    """A task with episodes that are led by the user's function `agent`, written as `package.module:function`.
+class LedEpisodes:
+    """Episodes that are led by an agent each: the part that all tasks of this kind have.
 
-    With `path`, each row of a data set is an episode. `tool_format`: how the model writes calls of tools: a key of
-    FORMATS, or a function of the user's, (answer, tools) -> Parsed; None: the chat template tells it. Wherever a prompt
-    is needed, also in the check of a config, the agent is started, and its first request is the prompt.
+    `agent`: leads an episode. `tool_format`: how the model writes calls of tools: a key of FORMATS, or a function of
+    the user's, (answer, tools) -> Parsed; None: the chat template tells it. `first_request_s`: seconds that an agent
+    may take to its first request. Wherever a prompt is needed, also in the check of a config, the agent is started,
+    and its first request is the prompt.
     """
 
     rewards: ClassVar[Sequence[str]] = ("score",)
@@ -125,31 +133,25 @@ class AgentTask:
 
     def __init__(
         self,
+        agent: Agent,
         *,
         seed: int,
         split: Split,
-        agent: str,
-        path: str | Sequence[str] | Mapping[str, float] | None = None,
-        first_request_s: float = 60.0,
-        tool_format: str | None = None,
+        first_request_s: float,
+        tool_format: str | None,
     ) -> None:
         self._parser = None if tool_format is None else _parser(tool_format)
-        self._agent: Agent = named(
-            agent, {}, key="env.kwargs.agent", code="unknown-task", noun="agent"
-        )
-        self._rows: Sequence[Row] = []
-        self._epochs = Epochs([], seed)
-        if path is not None:
-            self._rows, shares = mixed(path, None, None)
-            self._epochs = Epochs(shares, seed)
-            # Find bad rows now, before anything starts
-            each(range(len(self._rows)), self._rows.__getitem__)
+        self._agent = agent
         self._seed = seed
         self._split = split
         self._first_request_s = first_request_s
         # First requests by episode number, the oldest first
         self._first: dict[int, Prompt] = {}
-        self._endpoint = _Endpoint()
+        self.endpoint = Endpoint()
+
+    def row(self, number: int) -> Mapping[str, Any]:
+        """Return what the agent of the episode `number` gets of a data set. Subclasses implement it."""
+        raise NotImplementedError
 
     def read_example_call(self, written: str) -> None:
         """Find out how the model writes calls of tools, by the text that its chat template makes of EXAMPLE_CALL."""
@@ -169,14 +171,14 @@ class AgentTask:
         requests.
         """
         row = {
-            **self._row(number),
+            **self.row(number),
             "number": number,
             "split": self._split,
             "seed": self._seed,
         }
         # All agents start before the first wait
         begun = [
-            AgentEpisode(self._agent, row, self._endpoint, self._parser)
+            AgentEpisode(self._agent, row, self.endpoint, self._parser)
             for _ in range(samples)
         ]
         deadline_s = time.monotonic() + self._first_request_s
@@ -205,7 +207,42 @@ class AgentTask:
             del self._first[next(iter(self._first))]
         return begun
 
-    def _row(self, number: int) -> Mapping[str, Any]:
+
+class AgentTask(LedEpisodes):
+    """A task with episodes that are led by the user's function `agent`, written as `package.module:function`.
+
+    With `path`, each row of a data set is an episode.
+    """
+
+    def __init__(
+        self,
+        *,
+        seed: int,
+        split: Split,
+        agent: str,
+        path: str | Sequence[str] | Mapping[str, float] | None = None,
+        first_request_s: float = 60.0,
+        tool_format: str | None = None,
+    ) -> None:
+        found: Agent = named(
+            agent, {}, key="env.kwargs.agent", code="unknown-task", noun="agent"
+        )
+        super().__init__(
+            found,
+            seed=seed,
+            split=split,
+            first_request_s=first_request_s,
+            tool_format=tool_format,
+        )
+        self._rows: Sequence[Row] = []
+        self._epochs = Epochs([], seed)
+        if path is not None:
+            self._rows, shares = mixed(path, None, None)
+            self._epochs = Epochs(shares, seed)
+            # Find bad rows now, before anything starts
+            each(range(len(self._rows)), self._rows.__getitem__)
+
+    def row(self, number: int) -> Mapping[str, Any]:
         """Return the row of the data set for the episode `number`; {} without a data set.
 
         Each epoch has all rows as often as the weights of their data sets say, in a random order of its own.
@@ -234,7 +271,7 @@ class AgentEpisode:
         self,
         agent: Agent,
         row: Mapping[str, Any],
-        endpoint: _Endpoint,
+        endpoint: Endpoint,
         parser: Parser | None,
     ) -> None:
         # The thread and the endpoint hold `_line`, not this object, so that it can be collected
@@ -252,14 +289,16 @@ class AgentEpisode:
         self._failed: NoPrompt | None = None
         # Deadline (monotonic clock) for the agent to return after its last answer
         self._until_s: float | None = None
-        # The request that is being answered, its answers so far, and what the policy answers next
-        self._asked = Asked(prompt=())
-        self._choices: list[Choice] = []
-        self._turn = NextTurn(messages=())
+        # For each answer that is due, in the order in which the policy is asked: the request that gets it
+        self._due: deque[_Waiting] = deque()
+        # Turns that are asked but not returned yet: of the first request, and of callers with one answer at a time
+        self._left: deque[NextTurn] = deque()
+        # How the agent has ended
+        self._end: _End | None = None
         # All conversations up to each answer, in the order of the answers
         self._said: list[_Said] = []
         # The next answer, as it was sampled
-        self._sampled: Sampled | None = None
+        self._next: Sampled | None = None
 
     def begin(self, deadline_s: float) -> NoPrompt | None:
         """Wait for the agent's first request, and keep it as the prompt. Return None, or the error if no request comes.
@@ -290,53 +329,93 @@ class AgentEpisode:
             )
             self._failed.__cause__ = asked.error
             return self._failed
-        self._ask(asked)
-        self.prompt = self._turn.messages
+        self._due += [asked] * asked.asked.choices
+        self.prompt = _prompt(asked.asked)
+        # The first answer is asked as the prompt
+        self._left += [NextTurn(messages=self.prompt)] * (asked.asked.choices - 1)
         return None
 
     def sampled(self, answer: Sampled) -> None:
         """Keep the tokens of the answer that `reply` gets next. Without this call, the answer has its text alone."""
-        self._sampled = answer
+        self._next = answer
 
     def reply(self, answer: str) -> NextTurn | None:
-        """Give the policy's answer to the agent, and return what its next request asks.
+        """Give the policy's answer to the agent, and return the next turn; None if the agent has returned.
 
-        A request for several answers is asked again until it has them. Return None if the agent has returned. Raises
-        the agent's exception if the agent has raised one.
+        This is `replies` for callers with one answer at a time.
+        """
+        sampled = self._next
+        self._next = None
+        turns = self.replies([(answer, sampled)])
+        if turns is None:
+            return None
+        self._left += turns
+        return self._left.popleft()
+
+    def replies(
+        self, answers: Sequence[tuple[str, Sampled | None]]
+    ) -> Sequence[NextTurn] | None:
+        """Give answers of the policy to the agent, in the order of their turns, and return further turns.
+
+        A request for several answers is several turns. While answers are due, return the turns that are asked already,
+        perhaps none; else wait for the agent, and return all that it asks at the same time. Return None if the agent
+        has returned. Raises the agent's exception if the agent has raised one.
         """
         if self._failed is not None:
             raise self._failed
-        choice = self._choice(answer)
-        self._said.append(_Said(self._asked, choice.message))
-        self._choices.append(choice)
-        if len(self._choices) < self._asked.choices:
-            return self._turn
-        self._line.answers.put(self._choices)
-        asked = self._line.asked.get()
-        if isinstance(asked, _End):
-            if asked.error is not None:
-                raise asked.error
+        for answer, sampled in answers:
+            waiting = self._due.popleft()
+            choice = self._choice(waiting.asked, answer, sampled)
+            self._said.append(_Said(waiting.asked, choice.message))
+            waiting.choices.append(choice)
+            if len(waiting.choices) == waiting.asked.choices:
+                self._line.answer(waiting)
+        asked: list[_Waiting] = []
+        if not self._due and self._end is None:
+            self._take(asked, None)
+        # Requests at the same time arrive one after the other
+        while self._end is None and self._take(asked, _TOGETHER_S if asked else 0.0):
+            pass
+        # An agent that has ended may have left requests behind
+        if self._end is not None:
+            if self._end.error is not None:
+                raise self._end.error
             return None
-        self._ask(asked)
-        return self._turn
+        turns = [*self._left]
+        self._left.clear()
+        for waiting in asked:
+            self._due += [waiting] * waiting.asked.choices
+            turns += [self._turn(waiting.asked)] * waiting.asked.choices
+        return turns
 
-    def _ask(self, asked: Asked) -> None:
-        """Begin a request: find the answer that it follows, which is the one with the longest equal conversation."""
-        self._asked = asked
-        self._choices = []
-        self._turn = NextTurn(messages=_prompt(asked))
+    def _take(self, asked: list[_Waiting], wait_s: float | None) -> bool:
+        """Append the agent's next request to `asked`, or keep its end. Return whether there was one of them.
+
+        `wait_s`: seconds to wait; None: without an end.
+        """
+        try:
+            found = self._line.asked.get(block=wait_s != 0.0, timeout=wait_s)
+        except queue.Empty:
+            return False
+        if isinstance(found, _End):
+            self._end = found
+        else:
+            asked.append(found)
+        return True
+
+    def _turn(self, asked: Asked) -> NextTurn:
+        """Return what a request asks of the policy: behind the answer with the longest equal conversation."""
+        turn = NextTurn(messages=_prompt(asked))
         longest = 0
         for number, said in enumerate(self._said):
             more = _behind(said, asked)
             if more is not None and len(said.asked.prompt) >= longest:
-                self._turn = NextTurn(messages=more, after=number)
+                turn = NextTurn(messages=more, after=number)
                 longest = len(said.asked.prompt)
+        return turn
 
-    def _choice(self, answer: str) -> Choice:
+    def _choice(self, asked: Asked, answer: str, sampled: Sampled | None) -> Choice:
         """Return an answer of the policy as the agent gets it. `answer`: its text without special tokens."""
-        asked = self._asked
-        sampled = self._sampled
-        self._sampled = None
         content = answer
         calls: Sequence[ToolCall] = ()
         if asked.tools and self._parser is not None:
@@ -412,6 +491,20 @@ class _End:
     error: Exception | None = None
 
 
+@dataclasses.dataclass(frozen=True, eq=False, slots=True)
+class _Waiting:
+    """A request of the agent that waits for its answers.
+
+    `choices`: the answers so far. `answers`: takes all of them; None: there are no more answers.
+    """
+
+    asked: Asked
+    choices: list[Choice] = dataclasses.field(default_factory=list)
+    answers: queue.SimpleQueue[Sequence[Choice] | None] = dataclasses.field(
+        default_factory=queue.SimpleQueue
+    )
+
+
 class _Line:
     """The queues between an agent's thread, the endpoint and the episode.
 
@@ -420,9 +513,7 @@ class _Line:
 
     def __init__(self, *, may_call: bool) -> None:
         # Requests of the agent, then its end
-        self.asked: queue.SimpleQueue[Asked | _End] = queue.SimpleQueue()
-        # Answers to the agent; None: there are no more
-        self.answers: queue.SimpleQueue[Sequence[Choice] | None] = queue.SimpleQueue()
+        self.asked: queue.SimpleQueue[_Waiting | _End] = queue.SimpleQueue()
         self.result: float | Mapping[str, Any] | None = None
         # Whether calls of tools can be read from answers
         self.may_call = may_call
@@ -431,8 +522,9 @@ class _Line:
         self.refused = ""
         # Why there are no more answers
         self.why = _OVER[""]
-        # Held by the request that waits for an answer
-        self._asking = threading.Lock()
+        # Requests without an answer, and whether there are no more answers
+        self._waiting: set[_Waiting] = set()
+        self._lock = threading.Lock()
 
     def run(self, agent: Agent, url: str, key: str, row: Mapping[str, Any]) -> None:
         """Call the agent and store its result; then put an `_End` into `asked`. This is run in the agent's thread.
@@ -452,25 +544,44 @@ class _Line:
             self.asked.put(_End(ended))
 
     def ask(self, asked: Asked) -> Sequence[Choice] | None:
-        """Pass a request of the agent to the episode, and return the answers; None if there are no more answers.
-
-        A request waits until those before it have their answers.
-        """
-        with self._asking:
+        """Pass a request of the agent to the episode, and return the answers; None if there are no more answers."""
+        waiting = _Waiting(asked)
+        with self._lock:
             if self.closed:
                 return None
-            self.asked.put(asked)
-            return self.answers.get()
+            self._waiting.add(waiting)
+        self.asked.put(waiting)
+        return waiting.answers.get()
+
+    def answer(self, waiting: _Waiting) -> None:
+        """Give a request its answers."""
+        with self._lock:
+            self._waiting.discard(waiting)
+        waiting.answers.put(waiting.choices)
 
     def close(self, why: str = "") -> None:
-        """Give no more answers: to a request that waits now, and to all later requests. `why`: a key of _OVER."""
+        """Give no more answers: to requests that wait now, and to all later requests. `why`: a key of _OVER."""
         self.why = _OVER.get(why, self.why)
-        self.closed = True
-        self.answers.put(None)
+        with self._lock:
+            self.closed = True
+            left = self._waiting
+            self._waiting = set()
+        for waiting in left:
+            waiting.answers.put(None)
 
 
 class _Server(JsonServer):
     """The HTTP server that answers the agents. The key of a request names the episode and so its queues."""
+
+    def authorization(self, headers: EmailMessage) -> str:
+        """Return the key of a request. With the shared key, the session of the request is a part of it."""
+        given = super().authorization(headers)
+        session = headers.get("X-Session-ID")
+        if session and hmac.compare_digest(
+            given.encode("latin1", "replace"), f"Bearer {SHARED_KEY}".encode()
+        ):
+            return f"{given}.{session}"
+        return given
 
     def get(self, path: str) -> object:
         """Return the list of models. Raises Refused for other requests."""
@@ -510,7 +621,7 @@ class _Server(JsonServer):
         return {"error": error}
 
 
-class _Endpoint:
+class Endpoint:
     """The endpoint that answers the agents of all episodes of a task: an HTTP server on this machine."""
 
     def __init__(self) -> None:
@@ -542,6 +653,20 @@ class _Endpoint:
             key = secrets.token_urlsafe(24)
             self._lines[key] = line
         return key
+
+    def join(self, key: str, session: str) -> None:
+        """Let requests with the shared key and this session be of the episode with this key.
+
+        If the episode is over, they are refused.
+        """
+        line = self._lines.get(key)
+        if line is not None:
+            self._lines[f"{SHARED_KEY}.{session}"] = line
+
+    def leave(self, sessions: Iterable[str]) -> None:
+        """Refuse requests of these sessions from now on."""
+        for session in sessions:
+            self._lines.pop(f"{SHARED_KEY}.{session}", None)
 
     def shut(self, key: str) -> None:
         """End the episode with this key: its agent gets no more answers."""

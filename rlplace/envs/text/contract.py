@@ -140,6 +140,11 @@ class TextEpisode(Protocol):
     """One conversation between the policy and an environment. All methods are called by one thread.
 
     If an episode has a method `sampled(answer: Sampled)`, it is called before `reply` gets this answer as a text.
+
+    If an episode has a method `replies(answers)`, it is called in place of `reply` and `sampled`. `answers`: for each
+    turn that was asked at the same time, in the order of the turns: (text, Sampled). It returns a list of NextTurn,
+    which are asked at the same time, or None if the episode is over. The list may be empty if turns of an earlier
+    list were left for later, since the answers of all might have had more tokens than an episode may have.
     """
 
     @property

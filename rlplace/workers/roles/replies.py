@@ -7,21 +7,25 @@ import queue
 import threading
 import time
 from collections import deque
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from rlplace.codes import problem
-from rlplace.envs.text import NextTurn, TextEpisode
+from rlplace.envs.text import NextTurn, Sampled, TextEpisode
 from rlplace.errors import RewardError
 from rlplace.units import clipped
 
 Place = tuple[int, int]  # (group, sample)
+# An answer as a text; and as it was sampled, for episodes with the method `replies`
+Answer = tuple[str, Sampled | None]
 # Most threads of this process that may still run after their reply was given up
 MOST_HUNG = 64
 
 
 class Reply(NamedTuple):
     place: Place
-    said: str | NextTurn | None = None  # None: the episode is over
+    # None: the episode is over
+    said: str | NextTurn | Sequence[NextTurn] | None = None
     error: Exception | None = None  # the error that was raised instead of a reply
 
 
@@ -29,7 +33,12 @@ class Reply(NamedTuple):
 class _Asked:
     place: Place
     dialogue: TextEpisode
-    answer: str
+    # To the turns that were asked at the same time
+    answers: Sequence[Answer]
+
+    @property
+    def answer(self) -> str:
+        return self.answers[-1][0]
 
 
 class _Thread(threading.Thread):
@@ -64,8 +73,11 @@ class Replies:
     def in_flight(self) -> int:
         return len(self._waiting) + len(self._running)
 
-    def ask(self, place: Place, dialogue: TextEpisode, answer: str) -> None:
-        asked = _Asked(place, dialogue, answer)
+    def ask(
+        self, place: Place, dialogue: TextEpisode, answers: Sequence[Answer]
+    ) -> None:
+        """Begin the reply to answers. There is one answer, unless the episode has the method `replies`."""
+        asked = _Asked(place, dialogue, answers)
         if self._together:
             self._waiting.append(asked)
             self._start()
@@ -142,12 +154,15 @@ class Replies:
 
     def _make(self, asked: _Asked) -> None:
         try:
-            said = asked.dialogue.reply(asked.answer)
-            if not isinstance(said, str | NextTurn | None):
-                raise TypeError(
-                    f"reply() returned a {type(said).__name__}, where a text or None is due"
-                )
-            reply = Reply(asked.place, said=said)
+            if replies := getattr(asked.dialogue, "replies", None):
+                reply = Reply(asked.place, said=replies(asked.answers))
+            else:
+                said = asked.dialogue.reply(asked.answer)
+                if not isinstance(said, str | NextTurn | None):
+                    raise TypeError(
+                        f"reply() returned a {type(said).__name__}, where a text or None is due"
+                    )
+                reply = Reply(asked.place, said=said)
         except (Exception, SystemExit) as error:  # noqa: BLE001  # whatever the task raises is reported by the episode
             told = (
                 RuntimeError("reply() left the thread by SystemExit")

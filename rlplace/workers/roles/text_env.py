@@ -63,7 +63,7 @@ from rlplace.workers.roles.env import EnvWorker
 from rlplace.workers.roles.kept_groups import Kept, digests, read, write
 from rlplace.workers.roles.learn_metrics import unrewarded_metric
 from rlplace.workers.roles.prompts import Prompts, splits
-from rlplace.workers.roles.replies import Place, Replies
+from rlplace.workers.roles.replies import Answer, Place, Replies
 from rlplace.workers.roles.scorer import reads_text
 from rlplace.workers.roles.tails import Tails
 from rlplace.workers.roles.unconfined import unconfined
@@ -424,6 +424,7 @@ def _metrics(
     numbers = {
         "reward": mean(sum(sample.reward for sample in samples)),
         **{f"reward/{r.name}": mean_of(r.name) for r in rewards},
+        **_parts(samples),
         "answer_tokens": mean(sum(sample.response_tokens for sample in samples)),
         "episode_tokens": mean(sum(sample.weight for sample in samples)),
         "turns": mean(sum(sample.turns for sample in samples)),
@@ -450,7 +451,32 @@ def _metrics(
     }
 
 
+def _parts(samples: Sequence[Sample]) -> Metrics:
+    """Return the means of the parts of the score that a task tells as the fact `parts`: name -> number."""
+    values: dict[str, list[float]] = {}
+    for sample in samples:
+        facts = {} if sample.transcript is None else sample.transcript.facts
+        parts = facts.get("parts")
+        if not isinstance(parts, Mapping):
+            continue
+        for name, value in parts.items():
+            if isinstance(value, int | float) and math.isfinite(value):
+                values.setdefault(f"part/{name}", []).append(float(value))
+    return {
+        name: Metric(sum(found) / len(found), "mean", len(found))
+        for name, found in values.items()
+    }
+
+
 # ── one pass ─────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class AskedTurn:
+    """A turn that the policy answers. `more`: the tokens behind the answer that the turn follows, or its prompt."""
+
+    turn: NextTurn
+    more: Tokens
 
 
 @dataclasses.dataclass(slots=True)
@@ -460,7 +486,8 @@ class OpenEpisode:
     `tokens`: the conversation as tokens. `dialogue`: the task's side of the conversation. `answers`: texts of the
     policy. `replies`: texts of the environment. `submitted_s`: time at which the episode went to the grader, in seconds
     of `time.perf_counter()`. `tries`: number of restarts after an error of the task. `ended`: one of ENDS, why the
-    episode is over; "" while it is in progress.
+    episode is over; "" while it is in progress. `left`: turns that the task has asked and that wait. `asked`: turns
+    that the policy is answering, with their tokens; empty: it answers the prompt. `arrived`: their answers, by turn.
     """
 
     tokens: Episode
@@ -471,6 +498,19 @@ class OpenEpisode:
     submitted_s: float = 0.0  # when it went to the grader, by the performance counter
     tries: int = 0  # number of restarts after a failed reply or failed facts
     ended: str = ""
+    left: deque[NextTurn] = dataclasses.field(default_factory=deque)
+    asked: list[AskedTurn] = dataclasses.field(default_factory=list)
+    arrived: dict[int, Completion] = dataclasses.field(default_factory=dict)
+
+    @property
+    def due(self) -> int:
+        """Number of answers that the policy is making."""
+        return max(1, len(self.asked))
+
+    def expects(self, turn: int) -> bool:
+        """Return whether the answer of this turn is due."""
+        first = len(self.answers)
+        return first <= turn < first + self.due and turn not in self.arrived
 
     def transcript(self, *, failed: bool = False) -> Transcript:
         """Return the transcript of the conversation.
@@ -733,7 +773,7 @@ class Pass:
             return
         place = (item.group, item.sample)
         episode = self._open.get(place)
-        if episode is None or item.turn != len(episode.answers):
+        if episode is None or not episode.expects(item.turn):
             waiting = (
                 ", ".join(
                     f"{group}/{sample}" for group, sample in sorted(self._open)[:8]
@@ -747,20 +787,46 @@ class Pass:
                 expected=f"an answer to the last turn of one of the open samples: {waiting}",
             )
         self._due -= 1
-        answer = self._prompts.tokenizer.decode_answer(item.tokens)
         self._answers += 1
         self._cut_answers += item.finish == "length"
-        if sampled := getattr(episode.dialogue, "sampled", None):
-            sampled(self._sampled(item, episode.tokens.context))
-        cut = getattr(episode.dialogue, "cut", None)
-        if cut is not None and item.finish == "length":
-            text = "the method cut() of a text episode: sampled(answer) is called for each answer, with answer.is_cut"
-            warnings.warn(text, DeprecationWarning, stacklevel=1)
-            cut()
-        episode.tokens.answered(item)
-        episode.answers.append(answer)
-        self._replies.ask(place, episode.dialogue, answer)
+        episode.arrived[item.turn] = item
+        if len(episode.arrived) == episode.due:
+            self._replies.ask(place, episode.dialogue, self._answered(episode))
         self._hear(_QUICK_S)
+
+    def _answered(self, episode: OpenEpisode) -> list[Answer]:
+        """Add the answers that have arrived to an episode, in the order of their turns, and return them."""
+        answers: list[Answer] = []
+        several = hasattr(episode.dialogue, "replies")
+        asked = iter(episode.asked)
+        for number in sorted(episode.arrived):
+            item = episode.arrived[number]
+            # There is none for the prompt of the episode
+            turn = next(asked, None)
+            if turn is not None:
+                episode.tokens.asked(turn.turn.after, turn.more)
+                episode.replies.append(text_of(turn.turn.messages))
+            text = self._prompts.tokenizer.decode_answer(item.tokens)
+            told = getattr(episode.dialogue, "sampled", None)
+            sampled: Sampled | None = None
+            if several or told:
+                sampled = self._sampled(item, episode.tokens.context)
+            if told and not several:
+                told(sampled)
+            cut = getattr(episode.dialogue, "cut", None)
+            if cut is not None and item.finish == "length":
+                why = (
+                    "the method cut() of a text episode: sampled(answer) is called for each answer, with "
+                    "answer.is_cut"
+                )
+                warnings.warn(why, DeprecationWarning, stacklevel=1)
+                cut()
+            episode.tokens.answered(item)
+            episode.answers.append(text)
+            answers.append((text, sampled))
+        episode.asked.clear()
+        episode.arrived.clear()
+        return answers
 
     def agent_metrics(self, component: str) -> Metrics:
         """Return the metrics of conversations that a program leads; {} for other tasks.
@@ -811,8 +877,8 @@ class Pass:
                 self._failed(reply.place, error)
                 continue
             self.watch.lap("sim")
-            if following is not None:
-                self._to_ask.append(following)
+            if following:
+                self._to_ask += following
                 continue
             over.append(reply.place)
             episode = self._open[reply.place]
@@ -901,51 +967,78 @@ class Pass:
         self._over(group)
 
     def _continued(
-        self, episode: OpenEpisode, reply: str | NextTurn | None
-    ) -> Request | None:
-        """Add the environment's reply to the episode, and return the request for the policy's next answer.
+        self,
+        episode: OpenEpisode,
+        reply: str | NextTurn | Sequence[NextTurn] | None,
+    ) -> list[Request]:
+        """Add the environment's reply to the episode, and return the requests for the policy's next answers.
 
-        Return None if the episode is over: `reply` is None, the last answer was cut at its length limit and the reply
-        is a text, or the episode has its largest number of turns or tokens.
+        Return an empty list if the episode is over: `reply` is None, the last answer was cut at its length limit and
+        the reply is a text, or the episode has its largest number of turns or tokens. Several turns are requested at
+        the same time if their answers fit with any length; the others wait.
         """
         settings = self._worker.config.config
+        algorithm = settings.algorithm
         last = len(episode.answers) - 1
         completion = episode.tokens.answers[last]
         # A cut answer is incomplete: the environment gets it as it is, and the episode ends.
-        if completion.finish != "stop" and not isinstance(reply, NextTurn):
+        if completion.finish != "stop" and (reply is None or isinstance(reply, str)):
             episode.ended = "cut_answer"
-            return None
+            return []
         if reply is None:
             episode.ended = "task"
-            return None
-        turn = reply
-        if isinstance(turn, str):
-            turn = NextTurn(messages=turn, after=last)
-        if len(episode.answers) >= settings.env.max_turns:
-            episode.ended = "max_turns"
-            return None
-        conversation = self._prompts.conversation
-        if turn.after is None:
-            more = conversation.first(turn.messages)
+            return []
+        if isinstance(reply, str):
+            episode.left.append(NextTurn(messages=reply, after=last))
+        elif isinstance(reply, NextTurn):
+            episode.left.append(reply)
         else:
-            before = episode.tokens.answers[turn.after]
-            more = conversation.reply(before.tokens, turn.messages)
-        _, total = episode.tokens.after(turn.after, more)
-        if total >= settings.algorithm.longest:
-            episode.ended = "sequence_length"
-            return None
-        self.watch.draw("reply_tokens", len(more))
-        episode.tokens.asked(turn.after, more)
-        episode.replies.append(text_of(turn.messages))
-        return self._request(
-            completion.group,
-            completion.sample,
-            1,
-            completion.turn + 1,
-            episode.tokens.context,
-            episode.tokens.images,
-            used=total,
-        )
+            episode.left += reply
+        conversation = self._prompts.conversation
+        requests: list[Request] = []
+        # Tokens that the answers of the turns before may add
+        reserved = 0
+        followed = set[int]()
+        while episode.left:
+            turn = episode.left[0]
+            if len(episode.answers) + len(requests) >= settings.env.max_turns:
+                episode.ended = "max_turns"
+                break
+            if turn.after is None:
+                more = conversation.first(turn.messages)
+            else:
+                before = episode.tokens.answers[turn.after]
+                more = conversation.reply(before.tokens, turn.messages)
+            tokens, total = episode.tokens.after(turn.after, more)
+            used = total + reserved
+            # The second turn after an answer repeats what is before it
+            if turn.after in followed:
+                used += len(tokens) - len(more)
+            if requests and used + algorithm.max_new_tokens > algorithm.longest:
+                break
+            if used >= algorithm.longest:
+                episode.ended = "sequence_length"
+                break
+            episode.left.popleft()
+            episode.asked.append(AskedTurn(turn, more))
+            self.watch.draw("reply_tokens", len(more))
+            request = self._request(
+                completion.group,
+                completion.sample,
+                1,
+                completion.turn + 1 + len(requests),
+                tokens,
+                episode.tokens.images,
+                used=used,
+            )
+            requests.append(request)
+            reserved = used - episode.tokens.weight + request.max_new_tokens
+            if turn.after is not None:
+                followed.add(turn.after)
+        # What did not fit is asked again after the answers of the others
+        if requests:
+            episode.ended = ""
+        return requests
 
     def _request(
         self,

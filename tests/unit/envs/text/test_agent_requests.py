@@ -18,7 +18,8 @@ import pytest
 
 from rlplace.models.tokenizer import Tokenizer
 from rlplace.tokens import Request, Sample
-from tests.text_stage import TextStage
+from rlplace.workers.arguments import REQUESTS
+from tests.text_stage import Puppet, TextStage
 from tests.tiny_tokenizer import CHAT, END, tiny_tokenizer
 
 ADD = {
@@ -246,6 +247,28 @@ def test_several_answers_are_conversations_and_each_is_learned_once(
         length = len(request.tokens)
         parts = [sample.tokens[part] for part in parts_of(sample)]
         assert any(np.array_equal(part[:length], request.tokens) for part in parts)
+
+
+def test_answers_to_one_request_are_drawn_at_the_same_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answer = Puppet._answer
+
+    def both_first(puppet: Puppet, request: Request, sample: int) -> None:
+        """Answer turn 1 when turn 2 has been asked too, which therefore must not wait for it."""
+        if request.turn == 1 and all(each.turn != 2 for each in puppet.asked):
+            other = puppet._channels[REQUESTS].get(timeout_s=20.0)
+            puppet.asked.append(other)
+            answer(puppet, other, sample)
+        answer(puppet, request, sample)
+
+    monkeypatch.setattr(Puppet, "_answer", both_first)
+    texts = ("a<eos>", "b<eos>", "c<eos>", "after b<eos>", "after a<eos>")
+    room = {"sequence_length": 4000}
+    sample, made = stage(tmp_path, several, scripted(*texts), algorithm=room)
+    answers = Met.answers[0]
+    assert [text_of(answers, index) for index in range(3)] == ["a", "b", "c"]
+    assert sum(map(len, sampled(made))) == sample.response_tokens
 
 
 def telling(url: str, key: str, row: Mapping[str, Any]) -> float:

@@ -9,9 +9,11 @@ import socket
 import struct
 import sys
 import threading
+import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -326,7 +328,7 @@ def test_a_connection_on_which_nothing_comes_is_closed(
     monkeypatch.setattr(agents, "_LIMITS", Limits(silent_s=0.1))
     made = task(endless)
     episode = made.episode(0)
-    place = made._endpoint.url.removeprefix("http://").removesuffix("/v1").split(":")
+    place = made.endpoint.url.removeprefix("http://").removesuffix("/v1").split(":")
     with socket.create_connection(
         (place[0], int(place[1])), timeout=PATIENCE_S
     ) as silent:
@@ -392,6 +394,39 @@ def test_one_that_does_not_begin_fails_with_its_first_reply(
     assert len(failed) == 1
     with pytest.raises(NoPrompt, match="ended without a request"):
         failed[0].reply("again")
+
+
+def at_once(url: str, key: str, row: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Asks three times at once; the answers are told in the order of the letters."""
+    with ThreadPoolExecutor(3) as pool:
+        asked = [pool.submit(call, url, key, [user("go")]) for _ in range(3)]
+    return {"score": 1.0, "said": sorted(each.result() for each in asked)}
+
+
+def test_requests_at_the_same_time_are_turns_at_the_same_time(
+    task: Callable[..., AgentTask],
+) -> None:
+    episode = task(at_once).episode(0)
+    deadline_s = time.monotonic() + PATIENCE_S
+    while episode._line.asked.qsize() < 2 and time.monotonic() < deadline_s:
+        time.sleep(0.01)
+    turn = NextTurn(messages=(user_said("go"),))
+    assert episode.replies([("a", None)]) == [turn, turn]
+    assert episode.replies([("b", None), ("c", None)]) is None
+    assert episode.facts()["said"] == ["a", "b", "c"]
+
+
+def test_a_request_may_come_while_others_have_no_answer(
+    task: Callable[..., AgentTask],
+) -> None:
+    episode = task(at_once).episode(0)
+    deadline_s = time.monotonic() + PATIENCE_S
+    while episode._line.asked.qsize() < 2 and time.monotonic() < deadline_s:
+        time.sleep(0.01)
+    assert len(episode.replies([("a", None)]) or ()) == 2
+    # One of the two was left for later
+    assert episode.replies([("b", None)]) == []
+    assert episode.replies([("c", None)]) is None
 
 
 def test_agents_that_are_over_have_one_deadline(

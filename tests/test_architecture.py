@@ -104,6 +104,7 @@ DOORS = {  # library -> the only modules (or rooms) that may import it
     "grpc": {"workers.ray_launch.token"},
     "gymnasium": {"envs"},
     "h5py": {"envs.recorded"},
+    "httpx": {"envs.text.verifiers_library"},
     "hydra": {"config.compose", "config.composition"},
     "imageio": {"envs"},
     "imageio_ffmpeg": {"envs"},
@@ -143,6 +144,7 @@ DOORS = {  # library -> the only modules (or rooms) that may import it
     "torch": {"algo", "comm.codec", "comm.weights", "models", "workers"},
     "trackio": {"report.trackers"},
     "transformers": {"models", "workers.engines.transformers"},
+    "verifiers": {"envs.text.verifiers_library"},
     "urllib3": {"workers.engines.vllm_server", "workers.roles.reward"},
     "vllm": {
         "workers.engines.vllm",

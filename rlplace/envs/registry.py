@@ -52,6 +52,7 @@ TASKS: Mapping[str, str] = {
     "toy_text": "rlplace.envs.text.tasks:ToyText",
     "text_arena": "rlplace.envs.text.tasks:TextArena",
     "agent": "rlplace.envs.text.agents:AgentTask",
+    "verifiers": "rlplace.envs.text.verifiers_tasks:Verifiers",
 }
 # Modules, and the extra of this package that installs each
 EXTRAS: Mapping[str, str] = {

@@ -32,7 +32,7 @@ _FIX = re.compile(r"((?:or: |and: )?)([a-z_][\w.]*): (.+?)( {8}.*)?")
 # A line of a traceback that names a file
 _FRAME = re.compile(r'\s+File "(.+)", line \d+')
 _PACKAGE = Path(__file__).parent
-_SHIPPED = _PACKAGE.parent / "configs"
+_SHIPPED = (_PACKAGE / "configs").resolve()
 # Overrides in one line: algorithm.target_every=1 algorithm.policy_delay=2
 _OVERRIDES = re.compile(r"(?:^| )(?=[a-z_]+(?:\.\w+)+=)")
 
@@ -174,6 +174,10 @@ def _as_word(key: str, line: str, typed: str) -> str:
     )
     if path != whole and "." not in path and block.endswith("kwargs") and sets_one:
         path = f"{block}.{name}"
+    # A key of an item, which is typed with the number of the item
+    of_item = re.sub(r"\[(\d+)\]", r".\1", key)
+    if of_item.endswith(f".{name}") and typed.startswith(f"{of_item}="):
+        path = of_item
     is_plain = value[0] not in "[{\"'<"
     has_no_path = "." not in path and path != whole
     if has_no_path or (is_plain and ": " in value):

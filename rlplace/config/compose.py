@@ -409,6 +409,17 @@ def _unknown_config(line: CommandLine) -> ConfigError:
     folder = _short(line.root)
     shown = listed(names) or "no .yaml file"
     if line.name is None:
+        # As an override: config-name=hybrid_ppo
+        for typed in line.overrides:
+            option, _, named = typed.partition("=")
+            if re.fullmatch("config[-_](name|file)", option) and named:
+                return config_error(
+                    "bad-option",
+                    option,
+                    typed,
+                    error="key",
+                    meant=f"--config-name {named}",
+                )
         return config_error(
             "no-config",
             "--config-name",
@@ -663,6 +674,8 @@ def _composed(
             for dot in re.finditer(r"[.\[]", path):
                 blocks.add(path[: dot.start()])
         sources[key] = source
+        # The same key as errors name it: nodes[0].memory
+        sources[re.sub(r"\.(\d+)(?=\.|$)", r"[\1]", key)] = source
         # A key above that was a plain value in a file is a block now, made by the override
         above = key.rpartition(".")[0]
         while above:
@@ -1066,12 +1079,14 @@ def _may_have_language_model(line: CommandLine) -> bool:
     The overrides and the texts of the config's files are searched for words that do not occur in configs of simulator
     policies.
     """
-    words = ("causal_lm", "model_type", "path:", f"{MODEL}@")
+    words = re.compile(rf"causal_lm|model_type|\bpath:\s*(?!null\b)\S|\.path=|{MODEL}@")
     files: list[Path] = []
     if line.name is not None:
         files = _with_parents(line.folders, line.name)
-    texts = [*line.overrides, *(file.read_text(encoding="utf-8") for file in files)]
-    return any(word in text for text in texts for word in words)
+    written = [file.read_text(encoding="utf-8") for file in files]
+    # A remark on a key may name kinds that the config does not have
+    texts = [re.sub(r"(?m)(?:^|\s)#.*$", "", text) for text in written]
+    return any(words.search(text) for text in [*line.overrides, *texts])
 
 
 def _declared(key: str, name: str, line: CommandLine) -> str:
@@ -1095,7 +1110,8 @@ def _declared(key: str, name: str, line: CommandLine) -> str:
             return f"~{key}"
         return f"++{block}=null"
     near = did_you_mean(name, known)
-    if group == CLUSTER:
+    same = [other for other in known if other.lower() == name.lower()]
+    if group == CLUSTER and not same:
         sized = _cluster_of_size(name, line.folders)
         if sized is not None:
             raise config_error(
@@ -1120,6 +1136,10 @@ def _declared(key: str, name: str, line: CommandLine) -> str:
             near = min(of_kind, key=lambda other: (len(other), other))
     if group == PLACEMENT:
         near = _TOGETHER.get(name.lower(), near)
+    # A name that goes on: hybrid_ppo
+    begun = [other for other in known if name.lower().startswith(f"{other.lower()}_")]
+    if near is None and len(begun) == 1:
+        near = begun[0]
     # A name that ends early
     longer = [other for other in known if other.lower().startswith(name.lower())]
     if near is None and len(longer) == 1:

@@ -448,6 +448,30 @@ def _rows(given: Given) -> Converted | None:
     )
 
 
+def _whole_length(given: Given) -> Converted | None:
+    """Convert the length of a row, where answers are not generated: prompt and answer are cut together."""
+    if value_at(given.written, "algorithm.name") != "sft":
+        return None
+    length = _whole(given.amount)
+    if length is None:
+        return None
+    return Converted(
+        keys={"algorithm.sequence_length": length},
+        reason="a row is cut at its length, prompt and answer together",
+    )
+
+
+def _steps_of_all(given: Given) -> Converted | None:
+    """Convert the steps of each environment to the steps of all of them, which the off-policy job counts."""
+    steps = _whole(given.amount * given.number("env.total_num_envs"))
+    if not given.has_replay or steps is None:
+        return None
+    return Converted(
+        keys={"algorithm.steps_per_iteration": steps},
+        reason="there, steps of each environment are counted; here, those of all environments together",
+    )
+
+
 def _mean_of_loss(given: Given) -> Converted | None:
     """Convert TRL's name of a loss to what it is the mean of; it stands at the top of a config there."""
     mean = _LOSSES.get(str(given.value))
@@ -579,6 +603,8 @@ _CONVERSIONS: Mapping[str, Callable[[Given], Converted | None]] = {
     **dict.fromkeys((name for names in _COLUMNS.values() for name in names), _rows),
     **dict.fromkeys(_TOGETHER, _with_actor),
     "polyak": _following,
+    **dict.fromkeys(("max_length", "max_seq_length"), _whole_length),
+    **dict.fromkeys(("rollout_steps", "rollout_length"), _steps_of_all),
     "colocate_all_models": _all_together,
     "max_epochs": _epochs_of_simulators,
     "num_iterations": _passes,

@@ -23,6 +23,20 @@ _BINARY = re.compile(
 )
 _COUNTED = "iteration|token|step|env|environment|episode|sample|prompt|epoch|gpu|node|sequence|checkpoint"
 _UNITS = {"k": 1, "m": 2}
+_UP_TO_TEN = (
+    "one",
+    "two",
+    "three",
+    "four",
+    "five",
+    "six",
+    "seven",
+    "eight",
+    "nine",
+    "ten",
+)
+_WORDS = {word: number for number, word in enumerate(_UP_TO_TEN, start=1)}
+_WORDS |= {"zero": 0, "twelve": 12, "hundred": 100, "thousand": 1000, "million": 10**6}
 
 
 class Meant(NamedTuple):
@@ -47,6 +61,13 @@ def as_number(text: str, of: object) -> str | None:
     text = re.sub(rf"(?<=[0-9])\s+(?:{_COUNTED})s?$", "", text, flags=re.IGNORECASE)
     if re.fullmatch(r"[-+]?[0-9]+", text):
         return str(int(text))
+    # In words, or with a product behind it: five, 8xA100
+    word = _WORDS.get(text.lower())
+    if word is not None:
+        return str(word)
+    counted = re.fullmatch(r"([1-9][0-9]*) ?x ?[a-z][\w-]*", text, re.IGNORECASE)
+    if of is int and counted is not None:
+        return counted[1]
     # Underscores between digits, as in Python
     if re.fullmatch(r"[1-9][0-9]*(_[0-9]+)+", text):
         return text.replace("_", "")

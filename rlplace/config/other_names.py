@@ -65,6 +65,7 @@ _KEYS = {
     "vllm_max_model_length vllm_max_model_len",
     "env.total_num_envs": "total_envs num_envs n_envs",
     "env.id": "env_id gym_id env_name environment",
+    "env.kind": "simulator_type simulator sim_type env_type",
     "env.max_episode_steps": "episode_length max_episode_length max_episode_len time_limit",
     "env.system": "system_prompt system_message",
     "env.chat": "apply_chat_template",
@@ -186,6 +187,20 @@ BELOW: Mapping[str, Mapping[str, str]] = {
     "actor.model": {
         "log_std": "actor.model.initial_log_std",
         "type": "actor.model.kind",
+        **dict.fromkeys(
+            ("num_layers", "n_layers", "n_layer", "depth", "num_hidden_layers"),
+            "actor.model.layers",
+        ),
+        **dict.fromkeys(
+            ("num_heads", "n_heads", "n_head", "num_attention_heads"),
+            "actor.model.heads",
+        ),
+        **dict.fromkeys(
+            ("d_model", "embed_dim", "hidden_dim", "hidden_size", "dim"),
+            "actor.model.width",
+        ),
+        "patch_size": "actor.model.patch",
+        "rnn": "actor.model.memory",
     },
     "cluster": {
         "placement": "cluster.component_placement",
@@ -250,8 +265,11 @@ _PRIORITIES = (
     "prioritized_replay",
     "prioritised_replay",
 )
-# Algorithms that rlplace does not have, with names close to some that it has
-_ABSENT = ("dpo", "kto", "orpo", "ipo", "sft", "gppo", "ppg")
+# Algorithms that rlplace does not have, and functions of layers, with names close to some that it has
+_ABSENT = (
+    *("dpo", "kto", "orpo", "ipo", "sft", "gppo", "ppg"),
+    *("elu", "gelu", "selu", "celu", "leaky_relu", "leakyrelu", "prelu", "mish"),
+)
 # Arguments of vLLM's engine for which rlplace has no key
 _OF_VLLM = (
     "enable_prefix_caching",
@@ -290,6 +308,7 @@ OTHER_MODEL_SIZES = (
 )
 # Keys of other libraries -> why rlplace needs none.
 NEEDLESS = {
+    "api_key": "keys are not written in a config: api_key_env names the variable of the environment that has it",
     "precision": "weights and compute of the component, and dtype of rollout, say it",
     "is_lora": "LoRA is trained if the component has lora_rank",
     "use_peft": "LoRA is trained if the component has lora_rank",
@@ -562,7 +581,10 @@ _WORDS = {
     "bf16": "bfloat16 torch.bfloat16",
     "fp16": "float16 half torch.float16",
     "fp32": "float32 float torch.float32",
-    "cuda": "gpu nvidia cuda:0",
+    "cuda": "gpu nvidia cuda:0 rocm a100 a800 h100 h800 h20 h200 b200 gb200 l40 l40s v100 a10 a6000 rtx3090 rtx4090 "
+    "rtx5090 mi300x",
+    "ray": "slurm kubernetes k8s torchrun distributed",
+    "inline": "debug thread threads",
     "emulated": "cpu",
     "token": "token-mean token_mean",
     "sequence": "sequence-mean sequence_mean seq-mean-token-mean seq_mean_token_mean",
@@ -575,7 +597,7 @@ _WORDS = {
     "rloo": "rloo_baseline",
     "dr_grpo": "drgrpo dr.grpo dr-grpo",
     "transformers": "hf huggingface",
-    "gymnasium": "gym mujoco",
+    "gymnasium": "gym mujoco maniskill mani_skill atari box2d classic_control robotics",
     "ppo": "ppo2",
     "silu": "swish",
     "tensorboard": "tb",
@@ -742,6 +764,9 @@ def in_our_words(name: str, value: object) -> tuple[str, object] | None:
         return "algorithm.kl_in", "reward"
     if name == "filter_overlong_prompts" and value is True:
         return "env.long_prompts", "drop"
+    if name in ("simulator_type", "simulator", "sim_type", "env_type"):
+        library = meant_word(value, ("gymnasium", "envpool", "pettingzoo"))
+        return ("env.kind", library) if library else None
     if name == "render_mode":
         return "env.kwargs", {name: value}
     if name == "net_arch":

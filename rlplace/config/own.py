@@ -5,10 +5,14 @@ from __future__ import annotations
 import dataclasses
 import re
 import typing
+from pathlib import Path
 
 OWN = "package.module:Name"
 OWN_NAME = r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$"
 _ENVIRONMENT_ID = r"^([A-Za-z_][\w.]*[:/])?[A-Z][\w.-]*$"  # such as Hopper-v5, ALE/Pong-v5 or reach:Reach-v0
+
+
+_TASKS = Path(__file__).parents[1] / "configs" / "task"
 
 
 class OwnName(str):
@@ -30,6 +34,9 @@ def block_of_name(block: type, value: object) -> str:
             return f"{{{name}: {value}}}"
     if "id" in hints and re.match(_ENVIRONMENT_ID, str(value)):
         return f"{{id: {value}}}"
+    of_task = _id_of_task(str(value)) if "id" in hints else None
+    if of_task is not None:
+        return f"{{id: {of_task}}}"
     if "function" in hints and re.match(OWN_NAME, str(value)):
         return f'{{function: "{value}"}}'
     is_word = isinstance(value, str) and re.fullmatch(r"[\w.-]+(:[0-9]+)?", value)
@@ -48,6 +55,16 @@ def block_of_name(block: type, value: object) -> str:
         if re.fullmatch(r"[A-Za-z_]\w*", value):
             return f"{{name: {value}}}"
     return f"{{{first}: ...}}"
+
+
+def _id_of_task(name: str) -> str | None:
+    """Return the id of the environment of a shipped task: `CartPole-v1` for `cartpole`; None for another name."""
+    plain = re.sub("[-_ ]", "", name.lower())
+    for file in _TASKS.glob("*.yaml"):
+        if plain == file.stem.replace("_", ""):
+            written = re.search(r"^ +id: *(\S+)", file.read_text("utf-8"), re.MULTILINE)
+            return written and written[1]
+    return None
 
 
 def with_module(block: type, name: str) -> str:

@@ -13,7 +13,8 @@ from rlplace.errors import Problem
 
 _RAY_ADDRESS = "cluster.ray.address"
 _PORT_OF_RAY = 6379
-_LEAST_MEMORY = 1 << 20  # no accelerator and no machine has less
+# No accelerator and no machine has less; Slurm counts the MiB of a machine, which are millions at most
+_LEAST_MEMORY = {"memory": 1 << 20, "host_memory": 1 << 24}
 # GiB that no accelerator and no machine has
 _MOST_GIB = {"memory": 1024, "host_memory": 65536}
 # A lower clip from here to 1 is a ratio: a policy ratio down to 0.3 would be no clip
@@ -62,6 +63,8 @@ def _address(address: str | None) -> Iterator[Problem]:
             port=_PORT_OF_RAY,
         )
     elif without_port == host:
+        # A port that is no number
+        host = re.sub(r"(?<=\w):\w+$", "", host)
         yield problem(
             "bad-ray-address",
             _RAY_ADDRESS,
@@ -79,8 +82,8 @@ def _memory(cluster: ClusterConfig) -> Iterator[Problem]:
         sizes[f"cluster.nodes[{number}].memory"] = node.memory
         sizes[f"cluster.nodes[{number}].host_memory"] = node.host_memory
     for key, size in sizes.items():
-        if 0 < size < _LEAST_MEMORY:
-            leaf = key.rpartition(".")[2]
+        leaf = key.rpartition(".")[2]
+        if 0 < size < _LEAST_MEMORY[leaf]:
             # More than this would be no machine, if it were gibibytes
             most = _MOST_GIB[leaf]
             yield problem(

@@ -49,6 +49,7 @@ from rlplace.config.other_names import (
     DATA,
     ENV_STEPS,
     LIBRARIES,
+    MODEL_SIZES,
     OF_REPLAY,
     OF_SIMULATORS,
     OF_TEXT,
@@ -113,6 +114,8 @@ _CHANGES_TRAINING = (
     "lora_targets",
     "lora_adapter",
 )
+# Key of a kind of policy -> the key of other kinds that is most like it
+_ALIKE = {"hidden": "width", "width": "hidden"}
 # Folder of a model; beside a policy that has none, weights to begin with may be meant
 _WEIGHTS = "actor.model.path"
 
@@ -372,6 +375,24 @@ def _of_alternative(
             for usual in usuals
         ):
             key = f"{above}.{name}"
+            # The same size, which has another name in this kind
+            alike = _ALIKE.get(name, "")
+            sizes = value if isinstance(value, list) else [value]
+            if alike in fields_of(block, job) and len(sizes) == 1:
+                found.reject(
+                    "wrong-kind",
+                    key,
+                    value,
+                    error="alike-of-model",
+                    above=above,
+                    kind=tag_of(block),
+                    kinds=", ".join(others),
+                    name=alike,
+                    line=f"{above}.{alike}={show(sizes[0])}"
+                    if _is_typed(key, found)
+                    else f"{alike}: {show(sizes[0])}",
+                )
+                continue
             # Weights of a policy may be meant
             error = "policy-file" if key == _WEIGHTS else "other-model"
             found.reject(
@@ -794,17 +815,18 @@ def _report_variables(written: Mapping[str, object], found: Found) -> None:
     """Report each text to `found` that begins with a variable of the shell, such as `$HOME/runs`: it stays as it is."""
     for name, block in written.items():
         for path, value in _leaves(name, block):
-            variable = re.match(r"\$([A-Z_][A-Z0-9_]*)(?=/|$)", str(value))
-            if variable is None or not isinstance(value, str):
+            # At its beginning, or as a part of a path or an address
+            form = re.compile(r"(?:(?<=[/:@])|^)\$([A-Z_][A-Z0-9_]*)(?=[/:.@]|$)")
+            if not isinstance(value, str) or form.search(value) is None:
                 continue
             leaf = path.rpartition(".")[2]
-            rest = value[variable.end() :]
+            filled = form.sub(r"${oc.env:\1}", value)
             found.reject(
                 "bad-config",
                 path,
                 value,
                 error="variable-of-shell",
-                line=f"{leaf}: ${{oc.env:{variable[1]}}}{rest}",
+                line=f"{leaf}: {filled}",
             )
 
 
@@ -853,9 +875,12 @@ def _replace_renamed(new: dict[str, Any], found: Found) -> None:
             elif old == "model":
                 # A name alone is the folder of the model
                 named = {"path": value} if isinstance(value, str) else {}
-                value = {"kind": "causal_lm"} | (
-                    value if isinstance(value, dict) else named
-                )
+                block = value if isinstance(value, dict) else named
+                # A block with keys of a policy alone stays one of a simulator's
+                of_language = not block or not {*block}.isdisjoint(MODEL_SIZES)
+                if of_language or has_marked_keys(new):
+                    block = {"kind": "causal_lm"} | block
+                value = block
             meant[old] = value
             if ".optimizer." in path:
                 # The fix shows the whole block with this value.

@@ -73,6 +73,19 @@ _OPTIONS = {
     "num_gpus": "cluster.accelerators_per_node",
     "nodes": "cluster.num_nodes",
 }
+# Names of other programs for the configs that a config extends
+_BASES = (
+    "base",
+    "_base_",
+    "base_config",
+    "inherit",
+    "inherits",
+    "inherit_from",
+    "extends",
+    "parent",
+    "include",
+    "based_on",
+)
 # Keys that say where a component is: those of a line of component_placement, and names for them
 _OWN_PLACES = ("placement", "accelerators", "same_as")
 _PLACES = (
@@ -87,6 +100,8 @@ _SIZE = re.compile(r"(?<![a-z0-9.])([0-9]+(?:\.[0-9]+)?)b(?![a-z0-9])")
 _ITEM = re.compile(r"[\w.]+\[[0-9]+\]")
 # Words that mean something else in each block
 _GENERIC = ("enable", "enabled", "use", "every", "epochs", "mode", "count", "weight")
+# Letters of the end of a name that says which key is meant
+_LEAST_END = 4
 # Components with a trained model, and all with a model of the same kind
 _TRAINED = ("actor", "critic")
 _WITH_MODELS = {*_TRAINED, "reference", "reward", "teacher"}
@@ -297,9 +312,12 @@ def _removed(unknown: UnknownKey) -> _Reading | None:
 def _of_hydra(unknown: UnknownKey) -> _Reading | None:
     """Read the key as `defaults`, which Hydra takes out of the config."""
     is_near = did_you_mean(unknown.name, ("defaults", *unknown.fields)) == "defaults"
-    if unknown.above or unknown.is_typed or not is_near:
+    is_base = unknown.name in _BASES and isinstance(unknown.value, str | list)
+    if unknown.above or unknown.is_typed or not (is_near or is_base):
         return None
     value = unknown.value if isinstance(unknown.value, list) else [unknown.value]
+    if is_base and "_self_" not in value:
+        value = [*value, "_self_"]
     return _Reading("of-hydra", {"line": f"defaults: {show(value)}"})
 
 
@@ -790,6 +808,10 @@ def _place_of(
     if _OF_OFF_POLICY in known and OFF_POLICY_KEYS.get(name) in known:
         return OFF_POLICY_KEYS[name]
     ours = key_of(above, name)
+    # A key that only another kind of model has
+    if ours is not None and above.endswith(".model") and fields:
+        block, _, leaf = ours.rpartition(".")
+        ours = None if block == above and leaf not in fields else ours
     if ours is not None:
         places = [ours]
         if ours.startswith("."):
@@ -839,6 +861,10 @@ def _place_of(
         )
     if len(beside) == 1:
         return beside[0]
+    # The end of the name of a single field: offload of enable_offload
+    ended = [field for field in fields if field.endswith(f"_{name}")]
+    if not same and len(ended) == 1 and len(name) >= _LEAST_END:
+        return f"{above}.{ended[0]}".removeprefix(".")
     return None
 
 

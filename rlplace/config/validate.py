@@ -55,6 +55,21 @@ _PERCENT_TEXT = r"\s*([0-9]{1,2}(?:\.[0-9]+)?)\s*%\s*"
 ZERO_IS_OFF = re.compile(r"\b0: (?:never|none|off|free|from all)\b")
 _RESERVE_TEXT = rf"^auto$|^{_PERCENT_TEXT}$|{SIZE_TEXT}"
 SHARE_OR_BYTES = "share or bytes"
+_LONG_UNITS = {
+    "kilobyte": "kB",
+    "megabyte": "MB",
+    "gigabyte": "GB",
+    "terabyte": "TB",
+    "kibibyte": "KiB",
+    "mebibyte": "MiB",
+    "gibibyte": "GiB",
+    "tebibyte": "TiB",
+    "meg": "M",
+    "gig": "G",
+}
+# Of a text such as 256x2: most layers, and the least width of one
+_MOST_LAYERS = 8
+_LEAST_WIDTH = 16
 MOST_SIZE = 1 << 60  # upper bound of every size in bytes; a larger one is a mistake
 LEAST_SIZE = 1024  # a smaller number without a unit is probably meant in GiB or MiB
 # Rule of a field -> its annotation, its sign, and pydantic's error type.
@@ -376,6 +391,12 @@ def _list_in_text(value: object) -> str | None:
     text = value.strip()
     if re.fullmatch(r"\[[^\[\]{}]*\]", text):
         return text
+    # Two layers of 256: 256x2, or 2x256
+    pair = re.fullmatch(r"([0-9]+)\s*[x*]\s*([0-9]+)", text)
+    if pair is not None:
+        few, many = sorted((int(pair[1]), int(pair[2])))
+        if 0 < few <= _MOST_LAYERS and many >= _LEAST_WIDTH:
+            return show([many] * few)
     if re.fullmatch(
         r"\([0-9]+(\s*,\s*[0-9]+)*,?\)|[0-9]+(\s+[0-9]+)+|[0-9]+(\s*x\s*[0-9]+)+", text
     ):
@@ -550,7 +571,9 @@ def _explained(
         named = isinstance(value, str) and (os.path.isdir(value) or "/" in value)
         if rules["name"] == "model" and named:
             return _error("wrong-type", "model", f"{{path: {value}}}")
-        return _error("wrong-type", "block", _block_in_text(value), about=about)
+        # A block whose only key was removed
+        fits = "{}" if value is None else _block_in_text(value)
+        return _error("wrong-type", "block", fits, about=about)
     if of is str and rules["name"] == "resume" and value is True:
         return _error("wrong-type", "resume", "auto")
     if of is str:
@@ -634,14 +657,21 @@ def _no_placement(value: object) -> PydanticCustomError:
     return _error("wrong-type", "placement", fits)
 
 
+def _short_unit(word: re.Match[str]) -> str:
+    """Return the sign of a unit that is written out, such as `GB` for `gigabytes`; another word unchanged."""
+    return _LONG_UNITS.get(word[0].lower().removesuffix("s"), word[0])
+
+
 def _no_size(value: object) -> PydanticCustomError:
     """Return the error about a wrong size in bytes.
 
     The error proposes a valid size with the same number. If the number has no unit, GiB is proposed.
     """
+    # gigabytes, gibibytes, gigs
+    text = re.sub("[A-Za-z]{3,}", _short_unit, str(value))
     written = re.fullmatch(
         r"\s*([0-9]+(?:\.[0-9]+)?)\s*(?:([KMGT]?)(i?)(b?)(?:ytes?)?\.?)\s*",
-        str(value),
+        text,
         re.IGNORECASE,
     )
     if written is None:

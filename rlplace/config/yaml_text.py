@@ -508,8 +508,11 @@ def not_blocks(
                 below = visit(value, f"{key}.")
                 if below is not None:
                     return below
-            is_block = key == _PLACEMENT or any(
-                place.startswith(f"{key}.") for place in known
+            takes_any = str(name) in ("kwargs", "eval_kwargs") and bool(above)
+            is_block = (
+                key == _PLACEMENT
+                or takes_any
+                or any(place.startswith(f"{key}.") for place in known)
             )
             if is_block and isinstance(value, list) and not takes_list(key):
                 return _list_for_block(key, value, lines.get(key))
@@ -566,7 +569,7 @@ def merged_blocks(items: Sequence[object]) -> dict[object, object] | None:
         if isinstance(item, Mapping):
             merged |= item
         elif pair is not None:
-            merged[pair[1]] = pair[2].strip()
+            merged[pair[1]] = value_of(pair[2].strip())
         else:
             return None
     return merged

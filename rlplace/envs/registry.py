@@ -44,6 +44,10 @@ ADAPTERS: Mapping[str, str] = {
 }
 # Suffixes of files that the task `prompts` reads
 _DATA = (".jsonl", ".json", ".parquet", ".csv")
+# Names of data sets, which are no tasks
+_DATA_SETS = re.compile(
+    r"gsm|math|aime|amc|dapo|numina|deepscaler|ultra(chat|feedback)|alpaca|dolly|countdown|bench|mmlu|humaneval|mbpp|/"
+)
 TASKS: Mapping[str, str] = {
     "arithmetic": "rlplace.envs.text.tasks:Arithmetic",
     "prompts": "rlplace.envs.text.tasks:PromptSet",
@@ -737,6 +741,11 @@ def find_task(name: str) -> Callable[..., TextTask]:
     if name not in TASKS and Path(name).suffix in _DATA:
         raise config_error(
             "unknown-task", "env.task", name, error="data-of-prompts", path=name
+        )
+    is_data = ":" not in name and _DATA_SETS.search(name.lower()) is not None
+    if name not in TASKS and is_data and did_you_mean(name, TASKS) is None:
+        raise config_error(
+            "unknown-task", "env.task", name, error="data-set", name=name
         )
     found = named(name, TASKS, key="env.task", code="unknown-task", noun="text task")
     return cast("Callable[..., TextTask]", found)

@@ -60,7 +60,8 @@ class PlannedRun:
         try:
             prediction = foreseen(job.config, job.plan, job.case, job.words, tell)
         except ConfigError as error:
-            tell(f"{self.name}: {error.problems[0].what}")
+            why = error.problems[0]
+            tell(f"{self.name}: no predicted seconds: {why.key}: {why.what}")
             return None
         stages: Sequence[StageSeconds] = seconds_of(prediction, self.stages)
         found = RunSeconds(name=self.name, stages=stages, share=self.share)

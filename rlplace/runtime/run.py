@@ -1090,7 +1090,7 @@ def _train(
         typical = not loop.has_begun
         numbers = loop.iteration(at)
         if typical:
-            observed.add(loop.log.iterations[-1], numbers)
+            observed.add(loop.log.iterations[-1], _of_this_run(numbers))
         job.job.count(config, progress, numbers)
         progress.add_skipped(numbers, loop.notes, iteration=at + 1)
         if warning := progress.watch.add(numbers, progress.iterations):
@@ -1122,6 +1122,14 @@ def _train(
                 f"the best is of version {progress.best_version}"
             )
     return None
+
+
+def _of_this_run(numbers: Mapping[str, float]) -> Mapping[str, float]:
+    """Return the metrics of an iteration without the seconds in which it waited for accelerators of other runs."""
+    waited_s = numbers.get("time/turns_s", 0.0)
+    if not waited_s:
+        return numbers
+    return {**numbers, "time/iteration_s": numbers["time/iteration_s"] - waited_s}
 
 
 def _ends(job: JobSpec) -> bool:

@@ -1,4 +1,4 @@
-"""`rlplace share`: two runs use the same accelerators in turns, with the numbers of each alone; kills, signals."""
+"""`rlplace share`: two runs use accelerators in turns, with the numbers that each has alone; kills and signals."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Runs that share accelerators are planned together: what stays of one beside another, and what is refused."""
+"""Runs that share accelerators are planned together: what stays of one beside the work of another, what is refused."""
 
 from __future__ import annotations
 

@@ -22,6 +22,7 @@ from rlplace.contract.stages import (
 )
 from rlplace.errors import WorkerError, WorkerTimeout
 from rlplace.execution.faults import Fault, Recovery, StateLost
+from rlplace.execution.lease import Lease
 from rlplace.execution.loop import Loop, _not_metrics
 from rlplace.execution.memory_monitor import MemoryMonitor
 from rlplace.jobs.language_model.iteration import work
@@ -160,6 +161,70 @@ def test_an_iteration_goes_on_where_an_evaluation_has_begun_it() -> None:
     assert with_evaluation == plain_log
     assert set(numbers) == set(expected)
     assert not made.has_begun
+
+
+class Turns(Lease):
+    """Grants everything at once, after a second, and writes into the log of calls."""
+
+    def __init__(self, log: list[str]) -> None:
+        self._log = log
+        self.waited_s = 0.0
+
+    def enter(self, before: str | None, stage: str) -> None:
+        self._log.append(f"lease {before} -> {stage}")
+        self.waited_s += 1.0
+
+    def take_all(self, why: str, *, keeping: bool = False) -> None:
+        self._log.append(f"lease all: {why}{' keeping' * keeping}")
+
+
+def test_a_run_gives_accelerators_back_before_it_waits_for_others() -> None:
+    made, log = loop()
+    made.lease = Turns(log)
+    made.iteration(0)
+    log.clear()
+    numbers = made.iteration(1)
+    # Whatever leaves has left before the run waits, and whatever comes comes after
+    assert log == [
+        "actor weights",
+        "lease learn -> sync",
+        *("rollout weights", "actor push_weights", "rollout pull_weights"),
+        "actor off",
+        "lease sync -> rollout",
+        *("rollout full", "env full", "env run", "rollout generate"),
+        *("rollout off", "env off"),
+        "lease rollout -> learn",
+        *("actor full", "actor learn"),
+    ]
+    assert numbers["time/turns_s"] == 3.0
+    assert numbers["time/moves_s"] < 1.0
+
+
+def test_a_recovery_waits_for_all_accelerators_and_keeps_what_it_has() -> None:
+    made, log = loop()
+    made.lease = Turns(log)
+    made.recovery = cast(Recovery, Replacing())
+    made.iteration(0)
+    log.clear()
+    cast(dict[str, Group], made._groups)["rollout"].fails = ["generate"]
+    made.iteration(1)
+    leases = [call for call in log if call.startswith("lease")]
+    assert leases == [
+        "lease learn -> sync",
+        "lease sync -> rollout",
+        "lease all: recovery keeping",
+        "lease sync -> sync",
+        "lease sync -> rollout",
+        "lease rollout -> learn",
+    ]
+    asked = log.index("lease all: recovery keeping")
+    assert log[asked + 1] == "actor begin_again"
+
+
+def test_a_run_alone_has_no_turns() -> None:
+    made, log = loop()
+    assert "time/turns_s" not in made.iteration(0)
+    assert not [call for call in log if "lease" in call]
 
 
 def test_an_evaluation_after_a_fault_sends_the_weights_again() -> None:

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import fcntl
 import json
 import os
 import selectors
@@ -48,6 +49,9 @@ _FORWARDED = (
     signal.SIGUSR2,
 )
 _PROC = Path("/proc")
+_FOLDER = "rlplace-share-"
+# File in this folder. This process and the drivers have it locked, so that nothing else removes the folder
+_LOCK = "lock"
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,11 +117,14 @@ class Sharing:
 
     def run(self) -> list[Ended]:
         """Start all runs, and return how they ended. A signal of this process is sent to all of them."""
-        folder = Path(tempfile.mkdtemp(prefix="rlplace-share-"))
+        _remove_abandoned()
+        folder = Path(tempfile.mkdtemp(prefix=_FOLDER))
+        lock = os.open(folder / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        fcntl.flock(lock, fcntl.LOCK_EX)
         before = {each: signal.signal(each, self._forward) for each in _FORWARDED}
         try:
             for run in self._runs:
-                self._drivers[run.name] = self._start(run, folder)
+                self._drivers[run.name] = self._start(run, folder, lock)
             while any(driver.code is None for driver in self._drivers.values()):
                 self._step()
         finally:
@@ -127,6 +134,7 @@ class Sharing:
                 _end(driver)
             self._ready.close()
             shutil.rmtree(folder, ignore_errors=True)
+            os.close(lock)
         now_s = time.monotonic()
         return [
             Ended(
@@ -137,7 +145,8 @@ class Sharing:
             for name, driver in self._drivers.items()
         ]
 
-    def _start(self, run: SharedRun, folder: Path) -> _Driver:
+    def _start(self, run: SharedRun, folder: Path, lock: int) -> _Driver:
+        """Start the driver of a run. `folder`: for files of all runs. `lock`: descriptor of the lock of the folder."""
         account = AccountOfRuns(folder=folder / "accelerators", run=run.name)
         mine, theirs = socket.socketpair()
         invitation = Invitation(
@@ -154,7 +163,7 @@ class Sharing:
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,
-                pass_fds=[theirs.fileno()],
+                pass_fds=[theirs.fileno(), lock],
                 env={**os.environ, **variables},
                 # This process sends it each signal, once
                 start_new_session=True,
@@ -312,6 +321,15 @@ def _end(driver: _Driver) -> None:
         driver.end.close()
     if driver.process.stdout is not None:
         driver.process.stdout.close()
+
+
+def _remove_abandoned() -> None:
+    """Remove the folders of earlier commands that were killed, once their runs have ended, too."""
+    for folder in Path(tempfile.gettempdir()).glob(f"{_FOLDER}*"):
+        # A folder of another user, or one that is just made, cannot be locked
+        with contextlib.suppress(OSError), (folder / _LOCK).open("r+") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            shutil.rmtree(folder, ignore_errors=True)
 
 
 def _marked(mark: str) -> Iterator[int]:

@@ -200,7 +200,10 @@ def test_memory_that_is_not_known_is_refused(
         (["hybrid_ppo", "hybrid_ppo", "--weights", "1,0"], "one number for each run"),
         (["hybrid_ppo", "hybrid_ppo", "--priorities", "x"], "one number for each run"),
         (["hybrid_ppo", "-m", "runner.seed=1,2", "hybrid_ppo"], "bad-option"),
-        (["hybrid_ppo", "runner.seed=1,2", "hybrid_ppo"], "fix"),
+        (
+            ["hybrid_ppo", "hydra.mode=MULTIRUN", "runner.seed=1,2", "hybrid_ppo"],
+            "a run of hybrid_ppo is a sweep",
+        ),
     ],
 )
 def test_wrong_words_are_refused(

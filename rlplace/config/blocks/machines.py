@@ -100,13 +100,15 @@ class NodeConfig:
 
     count: int = knob("how many machines", 1, minimum=1, maximum=MOST_NODES)
     rank: int | None = knob(
-        "node rank of the first; null: they are numbered as written", None, minimum=0
+        "node rank of the first machine of this entry; null: in the order of the entries",
+        None,
+        minimum=0,
     )
     accelerators: int = knob(
         "accelerators of one machine", 0, minimum=0, maximum=MOST_PER_NODE
     )
     product: str = knob(
-        "what the accelerators are sold as, such as H100 or A100-80GB", ""
+        "product name of the accelerators, such as H100 or A100-80GB", ""
     )
     memory: int = knob(
         "bytes of one accelerator; 0: what its product has, else not known",
@@ -163,13 +165,13 @@ class ElasticConfig:
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class ClusterConfig:
     component_placement: Mapping[str, object] = knob(
-        "which accelerators each component uses; kept verbatim"
+        "the placement of each component: the accelerators that it uses, such as actor: 0-7"
     )
     nodes: tuple[NodeConfig, ...] = knob(
-        "the machines one by one, where they are declared; else alike", ()
+        "an entry for each kind of machine; without entries, all machines are alike", ()
     )
     node_groups: tuple[Mapping[str, object], ...] = knob(
-        "labelled nodes, hardware and environments; verbatim", ()
+        "groups of nodes, each with a label, hardware and environment variables", ()
     )
     env_vars: Mapping[str, object] = knob(
         "environment variables of all workers, by name; null: as the run itself has it, for secrets too",

@@ -30,7 +30,7 @@ class CallbackConfig:
 
     name: OwnName = knob("package.module:Class with on_iteration, on_end or both")
     kwargs: Mapping[str, object] = knob(
-        "passed to the class behind the run's folder and config", dict
+        "arguments of the class, after the run folder and the config", dict
     )
 
 
@@ -39,15 +39,16 @@ class MemoryConfig:
     """How the memory proof counts, and what follows if a job does not fit."""
 
     check: Literal["refuse", "warn"] = knob(
-        "a job that does not fit: refuse it, or run it all the same", "refuse"
+        "what happens to a job that does not fit: error, or a warning and a run",
+        "refuse",
     )
     reserve: int | float | Literal["auto"] = knob(
-        "of each accelerator, free for what nothing counts: 4 %, or 2GiB; auto: 4 % of a GPU, 0 of an emulated one",
+        "memory of each accelerator that stays free: 4 %, or 2GiB; auto: 4 % of a GPU, 0 of an emulated one",
         "auto",
         unit="share or bytes",
     )
     verify: Literal["warn", "stop"] = knob(
-        "an accelerator holds more after a move than the proof counts and the reserve leaves: say it, or end the run",
+        "if an accelerator holds more after a move than planned plus the reserve: warn, or end the run",
         "warn",
     )
 
@@ -56,7 +57,7 @@ class MemoryConfig:
 class RunnerConfig:
     """When a run ends, where its files go, and the longest time of each operation."""
 
-    total_iterations: int = knob("end of training", 100, minimum=1)
+    total_iterations: int = knob("number of iterations of the run", 100, minimum=1)
     stop_at_return: float | None = knob(
         "stop earlier once the mean return or reward reaches this", None
     )
@@ -64,7 +65,7 @@ class RunnerConfig:
         "stop earlier once an evaluation has this mean reward or return", None
     )
     eval_patience: int = knob(
-        "stop earlier after so many evaluations that are no better than the best; 0: never",
+        "stop earlier after this number of evaluations without a better result; 0: never",
         0,
         minimum=0,
     )
@@ -109,9 +110,11 @@ class RunnerConfig:
     seed: int = knob(
         "seed of everything random; engines have rollout.seed", 0, minimum=0
     )
-    output_dir: str = knob("each run makes its own folder in here", "runs")
+    output_dir: str = knob(
+        "folder in which each run creates a folder of its own", "runs"
+    )
     sinks: tuple[SinkName | OwnName, ...] = knob(
-        "where metrics go; your own sink: package.module:Name",
+        "loggers of metrics; your own logger: package.module:Name",
         ("console", "jsonl", "tensorboard"),
     )
     callbacks: tuple[CallbackConfig, ...] = knob(
@@ -124,13 +127,13 @@ class RunnerConfig:
         "longest wait for one item of a channel", 1800.0, above=0, simulator=120.0
     )
     watchdog_s: float = knob(
-        "report which component waits for which when nothing moves for so long; 0: never",
+        "if nothing happens for these seconds, report which component waits for which; 0: never",
         300.0,
         minimum=0,
         simulator=30.0,
     )
     requeue_exit_code: int | None = knob(
-        "exit code after a signal of a scheduler, if there is a checkpoint to go on with; null: 128 + signal",
+        "exit code after a signal of a scheduler, if there is a checkpoint; null: 128 + signal",
         None,
         minimum=1,
         maximum=255,
@@ -147,11 +150,11 @@ class CheckpointConfig:
     """What checkpoints contain and when they are written, for `resume`."""
 
     every: int = knob(
-        "iterations between two checkpoints; 0: none but the last", 10, minimum=0
+        "iterations between two checkpoints; 0: only the last iteration", 10, minimum=0
     )
-    keep_last: int = knob("newest checkpoints that are kept", 2, minimum=1)
+    keep_last: int = knob("number of newest checkpoints that are kept", 2, minimum=1)
     keep_best: int = knob(
-        "beside them, those with the best evaluation; without any, return or reward",
+        "number of best checkpoints that are also kept: by evaluation, or else by return or reward",
         0,
         minimum=0,
     )
@@ -159,7 +162,7 @@ class CheckpointConfig:
         "save one more when a signal such as Ctrl-C or SIGTERM stops the run", True
     )
     grace_s: float = knob(
-        "longest time from such a signal to the end: the iteration ends, then it is saved",
+        "seconds from this signal to the end of the run, which finishes the iteration and saves",
         30.0,
         above=0,
     )
@@ -170,7 +173,7 @@ class FaultsConfig:
     """How a run reacts to failures."""
 
     on_poison: OnPoison = knob(
-        "observation, reward, loss or gradient that is not finite: stop the run; or skip it, and learn nothing from it",
+        "reaction to an observation, reward, loss or gradient that is not finite: end the run, or leave it out",
         "stop",
     )
     on_error: OnError = lm_knob(
@@ -186,14 +189,14 @@ class FaultsConfig:
         minimum=0,
     )
     on_node_loss: Literal["fail", "wait", "replan"] = knob(
-        "end; wait for a machine in its place; or plan for the machines that are left; both go on from the checkpoint",
+        "end the run; wait for another machine; or plan for the remaining machines; both resume from a checkpoint",
         "fail",
     )
     node_wait_s: float = knob(
-        "wait so long for a machine in place of a lost one", 600.0, minimum=0
+        "seconds to wait for another machine in place of a lost one", 600.0, minimum=0
     )
     heartbeat_s: float = knob(
-        "replace a worker at work that answers nothing for so long; 0: none",
+        "replace a busy worker that gives no sign of life for these seconds; 0: never",
         60.0,
         minimum=0,
     )

@@ -36,9 +36,9 @@ class AgentConfig:
 class RewardFunctionConfig:
     """One reward function of the text environment."""
 
-    name: str = knob("a shipped one, or package.module:function")
+    name: str = knob("name of a shipped reward, or package.module:function")
     weight: float = knob("weight of this reward in the sum that is learned", 1.0)
-    kwargs: Mapping[str, object] = knob("passed to the function", dict)
+    kwargs: Mapping[str, object] = knob("arguments of the function", dict)
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,56 +47,61 @@ class TextEnvConfig(AgentConfig):
 
     kind: Literal["text"] = knob("prompts and answers", "text")
     task: str | None = knob(
-        "a shipped one, or package.module:Class; null: a plan of other environments",
+        "name of a shipped task, or package.module:Class; null: only for plans",
         None,
     )
-    kwargs: Mapping[str, object] = knob("passed to the task", dict)
+    kwargs: Mapping[str, object] = knob("arguments of the task", dict)
     eval_kwargs: Mapping[str, object] = knob(
-        "of the held-out prompts, over those of kwargs", dict
+        "arguments of the task for held-out prompts; they replace those of kwargs", dict
     )
     eval_seed: int = knob(
-        "which held-out prompts are asked where not all are; runner.seed does not matter",
+        "seed that selects held-out prompts, if not all are used; independent of runner.seed",
         0,
         minimum=0,
     )
     rewards: tuple[RewardFunctionConfig, ...] = knob(
-        "their weighted sum is learned; none: the task's own", ()
+        "rewards, whose weighted sum is learned; none: the reward of the task", ()
     )
     system: str | None = knob("system message before every prompt; null: none", None)
     chat: bool = knob(
         "format prompts by the model's chat template; false: plain text", True
     )
     template: Mapping[str, object] = knob(
-        "passed to the chat template, such as {enable_thinking: false}, tools", dict
+        "arguments of the chat template, such as {enable_thinking: false} or tools",
+        dict,
     )
     max_turns: int = knob("most answers of one episode", 1, minimum=1)
     reply_timeout_s: float = knob(
-        "longest that one reply of the task to an answer may take", 60.0, above=0
+        "largest number of seconds for one reply of the task to an answer",
+        60.0,
+        above=0,
     )
     replies_together: int = knob(
-        "replies of a rank at a time, in threads; 0: one by one in its own",
+        "number of threads of a rank for replies; 0: one reply after the other, without threads",
         16,
         minimum=0,
     )
     max_image_tokens: int | None = knob(
-        "an image of more is scaled down; null: as its processor", None, minimum=1
+        "largest number of tokens of an image; larger ones are scaled down; null: the processor's limit",
+        None,
+        minimum=1,
     )
     max_image_bytes: int = knob(
-        "most of the images of a prompt, as files", 4 << 20, minimum=0, unit="bytes"
+        "largest size of all image files of a prompt", 4 << 20, minimum=0, unit="bytes"
     )
     long_prompts: Literal["refuse", "drop"] = knob(
         "what to do with prompts longer than max_prompt_length", "refuse"
     )
     reward_timeout_s: float = knob(
-        "longest that one reward of one episode may take", 30.0, above=0
+        "largest number of seconds for one reward of one episode", 30.0, above=0
     )
     reward_processes: int = knob(
-        "processes of a rank for reward functions that are not shipped, or slow",
+        "number of processes of a rank for slow reward functions and for your own",
         1,
         minimum=1,
     )
     reward_memory: int = knob(
-        "bytes that each of these processes may take", 4 << 30, unit="bytes"
+        "largest memory of each of these processes", 4 << 30, unit="bytes"
     )
 
 
@@ -105,7 +110,7 @@ class TextRolloutConfig:
     """Settings of the engine that generates the answers of a language model."""
 
     engine: Literal["vllm", "transformers"] | OwnName = knob(
-        "what generates; transformers is slower and needs no vLLM; your own: package.module:Class",
+        "generation engine; transformers is slower and needs no vLLM; your own: package.module:Class",
         "vllm",
     )
     temperature: float = knob(
@@ -126,61 +131,69 @@ class TextRolloutConfig:
         minimum=0,
     )
     seed: int | None = knob(
-        "answers follow from it alone, which takes longer; null: drawn freely",
+        "seed that alone determines the answers, which is slower; null: not repeatable",
         None,
         minimum=0,
     )
     min_tokens: int = knob(
-        "nothing ends an answer before it has so many tokens; trained with algorithm.tis_cap",
+        "smallest number of tokens of an answer; training needs algorithm.tis_cap",
         0,
         minimum=0,
     )
     repetition_penalty: float = knob(
-        "divides positive logits of tokens that were there, multiplies negative ones; trained with algorithm.tis_cap",
+        "divides positive and multiplies negative logits of earlier tokens; training needs algorithm.tis_cap",
         1.0,
         above=0,
     )
     presence_penalty: float = knob(
-        "taken from the logits of tokens that the answer has; trained with algorithm.tis_cap",
+        "subtracted from the logits of tokens in the answer; training needs algorithm.tis_cap",
         0.0,
         minimum=-2,
         maximum=2,
     )
     frequency_penalty: float = knob(
-        "likewise, for each time that it has them", 0.0, minimum=-2, maximum=2
+        "subtracted from the logits of a token, once for each time that the answer has it",
+        0.0,
+        minimum=-2,
+        maximum=2,
     )
     stop: tuple[str, ...] = knob(
-        "texts that end an answer beside the model's own tokens, and stay in it", ()
+        "additional texts that end an answer; the answer includes them", ()
     )
     engine_args: Mapping[str, object] = knob(
-        "more arguments of vLLM's engine or of your own, by their names there", dict
+        "further arguments of the engine, vLLM's or your own, with its names", dict
     )
     enforce_eager: bool = knob(
-        "no compiled kernels and graphs: starts faster, generates slower", False
+        "use no compiled kernels and no graphs: faster start, slower generation", False
     )
     gpu_memory_utilization: float | Literal["auto"] = knob(
-        "share of each accelerator for everything; auto: what the others leave",
+        "share of each accelerator's memory for the engine; auto: what other components leave free",
         0.6,
         above=0,
         maximum=1,
         unit="share",
     )
     kv_cache_memory: int | None = knob(
-        "bytes of the KV cache; null: what is left of the share", None, unit="bytes"
+        "bytes of the KV cache; null: the rest of gpu_memory_utilization",
+        None,
+        unit="bytes",
     )
     workspace_memory: int | None = knob(
-        "bytes that a step takes beside weights and cache, which an engine of your own says; null: as vLLM's",
+        "bytes of a step besides weights and cache, as an engine of your own needs them; null: as vLLM",
         None,
         unit="bytes",
     )
     dtype: Dtype = knob("of weights and computation", "bf16")
     cache_dtype: Literal["bf16", "fp16", "fp8", "fp32"] | None = knob(
-        "of the KV cache; null: as dtype", None
+        "dtype of the KV cache; null: as dtype", None
     )
-    step_tokens: int = knob("most tokens of one step", 8192, minimum=1)
-    step_sequences: int = knob("most sequences of one step", 256, minimum=1)
+    step_tokens: int = knob("largest number of tokens of one step", 8192, minimum=1)
+    step_sequences: int = knob(
+        "largest number of sequences of one step", 256, minimum=1
+    )
     sleep_level: Literal[1, 2] = knob(
-        "1 copies weights to the host, 2 drops them: the next sync brings new ones", 2
+        "1: copy weights to the host; 2: drop weights, and get new ones in the next sync",
+        2,
     )
     enable_offload: bool = knob("sleep in stages that do not generate", False)
 
@@ -223,10 +236,10 @@ class CriticConfig(TrainedConfig):
 
     model: ModelKeys | None = knob(_MODEL, None)
     on_actor: bool = knob(
-        "no component of its own: a value head on the actor's trunk", False
+        "use a value head on the actor's model instead of a separate component", False
     )
     warmup_iterations: int = knob(
-        "first iterations, in which the critic learns and the actor does not",
+        "number of first iterations in which only the critic learns",
         0,
         minimum=0,
     )
@@ -244,11 +257,16 @@ class FrozenConfig:
         "tokens of one forward pass of a rank, in a run", 8192, minimum=1
     )
     dtype: Dtype | None = knob(
-        "of weights and computation; null: bf16, for a reference as actor.compute", None
+        "dtype of weights and computation; null: bf16, and for a reference actor.compute",
+        None,
     )
-    sharded: bool = knob("over its ranks; else each rank has all of it", True)
+    sharded: bool = knob(
+        "true: each rank has a share of the model; false: each rank has the whole model",
+        True,
+    )
     on_host: bool = knob(
-        "weights live in host memory and come to the accelerator block by block", False
+        "keep the weights in host memory, and load them onto the accelerator block by block",
+        False,
     )
     enable_offload: bool = knob(
         "leave the accelerators in stages that do not need it", False
@@ -269,10 +287,10 @@ class ReferenceConfig(FrozenConfig):
     """The reference policy of the KL penalty."""
 
     share_actor: bool = knob(
-        "no component of its own: the actor without its low-rank factors", False
+        "use the actor without its LoRA factors instead of a separate component", False
     )
     refresh_every: int = knob(
-        "iterations after which it takes the actor's weights; 0: never", 0, minimum=0
+        "iterations between two copies of the actor's weights; 0: never", 0, minimum=0
     )
 
 
@@ -286,7 +304,7 @@ class TeacherConfig(FrozenConfig):
         above=0,
     )
     discount: float = knob(
-        "of log q - log p of later tokens in an advantage; 0: the token's own alone",
+        "discount for the log q - log p of later tokens; 0: only the token itself",
         0.0,
         minimum=0,
         maximum=1,
@@ -297,24 +315,30 @@ class TeacherConfig(FrozenConfig):
 class RewardConfig(FrozenConfig):
     """The scorer of whole episodes: a model, unless a function or an endpoint is named."""
 
-    weight: float = knob("weight of its score beside the others", 1.0)
+    weight: float = knob("weight of this score in the sum of all scores", 1.0)
     head: str = knob(
         "name of the head's weight in the model's folder, before .weight", "score"
     )
     function: str | None = knob(
         "a shipped reward, or package.module:function, on CPUs; null: none", None
     )
-    kwargs: Mapping[str, object] = knob("passed to the function", dict)
-    url: str | None = knob("of an HTTP endpoint that scores batches; null: none", None)
-    batch: int = knob("episodes of one request to the endpoint", 64, minimum=1)
-    concurrency: int = knob("requests to the endpoint at a time", 4, minimum=1)
+    kwargs: Mapping[str, object] = knob("arguments of the function", dict)
+    url: str | None = knob(
+        "address of an HTTP endpoint that scores batches; null: none", None
+    )
+    batch: int = knob(
+        "number of episodes in one request to the endpoint", 64, minimum=1
+    )
+    concurrency: int = knob(
+        "number of simultaneous requests to the endpoint", 4, minimum=1
+    )
     timeout_s: float = knob(
-        "longest that one answer of the endpoint or the function may take",
+        "largest number of seconds for one answer of the endpoint or the function",
         60.0,
         above=0,
     )
     retries: int = knob(
-        "more tries after a request that failed, with pauses up to 10 s: 30 take 4 minutes",
+        "number of retries of a failed request, with pauses up to 10 s; 30 retries take 4 minutes",
         30,
         minimum=0,
     )
@@ -335,10 +359,10 @@ class RewardConfig(FrozenConfig):
 class ServeConfig:
     """The server of the training API (`algorithm.name: serve`)."""
 
-    host: str = knob("address at which it listens", "127.0.0.1")
-    port: int = knob("port at which it listens", 8642, minimum=1, maximum=65535)
+    host: str = knob("address at which the server listens", "127.0.0.1")
+    port: int = knob("port at which the server listens", 8642, minimum=1, maximum=65535)
     api_key_env: str = knob(
-        "environment variable with the key of requests; if it is not set, a key is made and printed",
+        "environment variable with the API key; if it is not set, the server creates and prints a key",
         "RLPLACE_API_KEY",
     )
     model_name: str | None = knob(
@@ -348,22 +372,24 @@ class ServeConfig:
         "where weights are saved for clients, on a disk that all nodes share; null: served, in runner.output_dir",
         None,
     )
-    models: int = knob("most models of clients at a time", 4, minimum=1)
+    models: int = knob(
+        "largest number of models of clients at the same time", 4, minimum=1
+    )
     kept_samplers: int = knob(
-        "weights without a name that are kept for sampling, of each model", 4, minimum=1
+        "number of samplers without a name that are kept for each model", 4, minimum=1
     )
     turn_s: float = knob(
-        "seconds after which sampling or learning lets the other one begin, and the run may save or end",
+        "largest number of seconds of sampling or learning, before the other begins or the run saves",
         10.0,
         above=0,
     )
     session_timeout_s: float = knob(
-        "a client that is silent for so long has gone, and its models are dropped where others need room",
+        "seconds without a request after which a client counts as gone; its models may be removed",
         120.0,
         above=0,
     )
-    requests: int = knob("most requests that wait at a time", 4096, minimum=1)
-    body: int = knob("most bytes of one request", 64 << 20, minimum=1, unit="bytes")
+    requests: int = knob("largest number of waiting requests", 4096, minimum=1)
+    body: int = knob("largest size of one request", 64 << 20, minimum=1, unit="bytes")
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -380,7 +406,7 @@ class LanguageModelJobConfig(Config):
     reference: ReferenceConfig = block(ReferenceConfig)
     teacher: TeacherConfig = block(TeacherConfig)
     reward: RewardConfig | Mapping[str, RewardConfig] = knob(
-        "one block for all, or for components reward.<name> one block under each name",
+        "one block for all reward components, or one block for each name of reward.<name>",
         RewardConfig,
     )
     agent: AgentConfig = block(AgentConfig)

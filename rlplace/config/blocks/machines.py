@@ -21,15 +21,17 @@ _WITHOUT = (
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class AcceleratorConfig:
     kind: Literal["auto", "cuda", "emulated"] = knob(
-        "auto takes the GPUs of this machine, else emulates", "auto"
+        "auto: the GPUs of this machine, or else emulated accelerators", "auto"
     )
     memory: int = knob(
-        "bytes of one emulated accelerator; a GPU has what it has",
+        "bytes of one emulated accelerator; not used for GPUs",
         16 << 30,
         unit="bytes",
     )
     emulated_per_node: int = knob(
-        "emulated ones of a machine where accelerators_per_node is auto", 8, minimum=1
+        "emulated accelerators of a machine, if accelerators_per_node is auto",
+        8,
+        minimum=1,
     )
 
 
@@ -48,13 +50,15 @@ class RayConfig:
         "fork",
     )
     start_timeout_s: float = knob(
-        "longest wait for Ray and for all workers to answer",
+        "largest number of seconds for the start of Ray and of all workers",
         1800.0,
         above=0,
         simulator=120.0,
     )
     reserve_timeout_s: float = knob(
-        "longest wait for the cluster to have the accelerators free", 60.0, above=0
+        "largest number of seconds to wait for free accelerators in the cluster",
+        60.0,
+        above=0,
     )
 
 
@@ -66,11 +70,11 @@ class CommConfig:
         "folder of shared memory, on every node; null: /dev/shm", None
     )
     interface: str | None = knob(
-        "address or interface that other nodes talk to; null: the node's Ray address",
+        "address or network interface for connections from other nodes; null: the node's Ray address",
         None,
     )
     security: Literal["encrypted", "password"] = knob(
-        "between nodes; password keeps strangers out and hides nothing: for a network that only the cluster uses",
+        "protection of traffic between nodes; password: without encryption, for networks of the cluster only",
         "encrypted",
     )
 
@@ -83,10 +87,16 @@ class AcceleratorRunConfig:
     known.
     """
 
-    count: int = knob("how many, one after the other", minimum=1, maximum=MOST_PER_NODE)
-    product: str = knob("what they are sold as, such as H100", "")
+    count: int = knob(
+        "number of these accelerators, which have consecutive numbers",
+        minimum=1,
+        maximum=MOST_PER_NODE,
+    )
+    product: str = knob("product name, such as H100", "")
     memory: int = knob(
-        "bytes of one; 0: what its product has, else not known", 0, unit="bytes"
+        "bytes of one accelerator; 0: those of its product, if it is known",
+        0,
+        unit="bytes",
     )
 
 
@@ -111,26 +121,29 @@ class NodeConfig:
         "product name of the accelerators, such as H100 or A100-80GB", ""
     )
     memory: int = knob(
-        "bytes of one accelerator; 0: what its product has, else not known",
+        "bytes of one accelerator; 0: those of its product, if it is known",
         0,
         unit="bytes",
     )
     mixed: tuple[AcceleratorRunConfig, ...] = knob(
-        "instead, where the accelerators of a machine differ", ()
+        "used instead of accelerators, product and memory, if the accelerators of a machine differ",
+        (),
     )
     host_memory: int = knob(
         "bytes of the machine's own memory; 0: not known", 0, unit="bytes"
     )
     nvlink_gb_per_s: float = knob(
-        "between two accelerators of the machine, each way; 0: not known",
+        "rate between two accelerators of the machine, in each direction; 0: not known",
         0.0,
         minimum=0,
     )
     pcie_gb_per_s: float = knob(
-        "between an accelerator and the machine's memory; 0: not known", 0.0, minimum=0
+        "rate between an accelerator and the machine's memory; 0: not known",
+        0.0,
+        minimum=0,
     )
     network_gb_per_s: float = knob(
-        "to other machines, for each accelerator; 0: not known", 0.0, minimum=0
+        "rate to other machines, for each accelerator; 0: not known", 0.0, minimum=0
     )
 
 
@@ -155,10 +168,12 @@ class ElasticConfig:
     warmup: int = knob("iterations before the first search", 10, minimum=4)
     every: int = knob("iterations from a search to the next one", 20, minimum=1)
     pay_back: int = knob(
-        "most iterations in which a change has to pay back", 50, minimum=1
+        "largest number of iterations until a change has saved more time than it took",
+        50,
+        minimum=1,
     )
     share: float = knob(
-        "most share of a core that a search uses", 0.25, above=0, maximum=1
+        "largest share of a core that a search uses", 0.25, above=0, maximum=1
     )
 
 
@@ -174,7 +189,7 @@ class ClusterConfig:
         "groups of nodes, each with a label, hardware and environment variables", ()
     )
     env_vars: Mapping[str, object] = knob(
-        "environment variables of all workers, by name; null: as the run itself has it, for secrets too",
+        "environment variables of all workers, by name; null: the run's own value, also for secrets",
         dict,
     )
     num_nodes: int = knob("machines in the cluster", 1, minimum=1, maximum=MOST_NODES)

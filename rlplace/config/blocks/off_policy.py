@@ -38,26 +38,28 @@ class OffPolicyAlgorithmConfig:
         8,
         minimum=1,
     )
-    batch_size: int = knob("steps of an update, over all actor ranks", 256, minimum=1)
+    batch_size: int = knob(
+        "number of steps in an update, over all actor ranks", 256, minimum=1
+    )
     gamma: float = knob("discount per step", 0.99, minimum=0, maximum=1, unit="share")
     n_step: int = knob(
         "rewards that are summed before the value of the next state", 1, minimum=1
     )
     tau: float = knob(
-        "share by which target networks follow; 1: they are copies",
+        "share of the new weights in an update of the target networks; 1: they become copies",
         0.005,
         above=0,
         maximum=1,
         unit="share",
     )
     target_every: int = knob(
-        "updates between two steps of the target networks", 1, minimum=1
+        "updates between two updates of the target networks", 1, minimum=1
     )
     temperature: float | Literal["auto"] = knob(
-        "sac, crossq: weight of the entropy; auto: it is learned", "auto", minimum=0
+        "sac, crossq: weight of the entropy; auto: learned", "auto", minimum=0
     )
     target_entropy: float | None = knob(
-        "sac, crossq: the entropy that auto aims at; null: minus the elements of an action",
+        "sac, crossq: target of the entropy for auto; null: minus the number of elements of an action",
         None,
     )
     exploration_noise: float = knob(
@@ -66,17 +68,19 @@ class OffPolicyAlgorithmConfig:
         minimum=0,
     )
     target_noise: float = knob("td3: deviation of the target's noise", 0.2, minimum=0)
-    target_noise_clip: float = knob("td3: most of that noise", 0.5, minimum=0)
+    target_noise_clip: float = knob(
+        "td3: bound of the noise of the target", 0.5, minimum=0
+    )
     policy_delay: int = knob(
         "td3, crossq: updates of the critics for each one of the policy", 2, minimum=1
     )
     behaviour_weight: float = knob(
-        "td3_bc: weight of the values beside the distance to recorded actions",
+        "td3_bc: weight of the values in the loss, relative to the distance to recorded actions",
         2.5,
         above=0,
     )
     expectile: float = knob(
-        "iql: share of the greater values that the state's value aims at",
+        "iql: expectile of the action values that the value of a state estimates",
         0.7,
         above=0,
         below=1,
@@ -84,15 +88,26 @@ class OffPolicyAlgorithmConfig:
     advantage_weight: float = knob(
         "iql: how much more likely a better recorded action becomes", 3.0, minimum=0
     )
-    double: bool = knob("dqn: the trained network chooses, the target values", True)
+    double: bool = knob(
+        "dqn: double Q-learning: the trained network selects actions, the target network evaluates them",
+        True,
+    )
     epsilon_start: float = knob(
-        "dqn: share of random actions at first", 1.0, minimum=0, maximum=1, unit="share"
+        "dqn: share of random actions at the start",
+        1.0,
+        minimum=0,
+        maximum=1,
+        unit="share",
     )
     epsilon_end: float = knob(
-        "dqn: and at last", 0.05, minimum=0, maximum=1, unit="share"
+        "dqn: share of random actions after epsilon_steps",
+        0.05,
+        minimum=0,
+        maximum=1,
+        unit="share",
     )
     epsilon_steps: int = knob(
-        "dqn: steps in which it falls, in a line", 10_000, minimum=1
+        "dqn: environment steps over which the share falls linearly", 10_000, minimum=1
     )
 
     @property
@@ -128,9 +143,13 @@ class OffPolicyActorConfig(ComponentConfig):
     hidden: tuple[int, ...] = knob(
         "widths of the hidden layers of each network", (256, 256), minimum=1
     )
-    activation: Literal["tanh", "relu", "silu"] = knob("between the layers", "relu")
+    activation: Literal["tanh", "relu", "silu"] = knob(
+        "activation function between the layers", "relu"
+    )
     critics: int = knob(
-        "critics, but of dqn; the least of their values is the target", 2, minimum=1
+        "number of critics, except for dqn; their smallest value is the target",
+        2,
+        minimum=1,
     )
     critic_hidden: tuple[int, ...] = knob(
         "widths of the hidden layers of each critic; []: those of hidden",
@@ -139,7 +158,9 @@ class OffPolicyActorConfig(ComponentConfig):
     )
     layer_norm: bool = knob("normalise the hidden layers of the critics", False)
     lr: float = knob("Adam's learning rate of the policy, or of dqn", 3e-4, above=0)
-    critic_lr: float | None = knob("that of the critics; null: lr", None, above=0)
+    critic_lr: float | None = knob(
+        "learning rate of the critics; null: lr", None, above=0
+    )
     beta1: float = knob("Adam's decay of the mean gradient", 0.9, minimum=0, below=1)
     max_grad_norm: float | None = knob(
         "clip the norm of the gradient; null: never", None, above=0
@@ -154,15 +175,17 @@ class OffPolicyActorConfig(ComponentConfig):
 class ReplayConfig(ComponentConfig):
     """The replay memory, which the replay ranks share by environments."""
 
-    capacity: int = knob("steps that it keeps, over all ranks", 100_000, minimum=1)
+    capacity: int = knob(
+        "number of steps that are kept, over all ranks", 100_000, minimum=1
+    )
     sampling: Literal["uniform", "prioritised"] = knob(
-        "prioritised: steps with large errors are drawn more often", "uniform"
+        "prioritised: steps with large errors are sampled more often", "uniform"
     )
     priority_exponent: float = knob(
-        "prioritised: power of the error; 0: uniform", 0.6, minimum=0
+        "prioritised: exponent of the error; 0: uniform", 0.6, minimum=0
     )
     priority_correction: float = knob(
-        "prioritised: power of the weights that correct for it; 1: in full",
+        "prioritised: exponent of the importance weights; 1: full correction",
         0.4,
         minimum=0,
         maximum=1,
@@ -174,7 +197,7 @@ class ReplayConfig(ComponentConfig):
         None,
     )
     demonstration_share: float = knob(
-        "share of each batch that is drawn from them; td3_bc, iql: it is 1",
+        "share of each batch that comes from demonstrations; always 1 for td3_bc and iql",
         0.5,
         above=0,
         maximum=1,

@@ -43,7 +43,9 @@ class MlpConfig(_WithMemory):
 
     kind: Literal["mlp"] = knob("policy and value network, fully connected", "mlp")
     hidden: tuple[int, ...] = knob("widths of the hidden layers", (64, 64), minimum=1)
-    activation: Literal["tanh", "relu", "silu"] = knob("between the layers", "tanh")
+    activation: Literal["tanh", "relu", "silu"] = knob(
+        "activation function between the layers", "tanh"
+    )
     memory: Literal["none", "gru", "lstm"] = _memory()
     memory_size: int = _memory_size()
     initial_log_std: float = knob(
@@ -57,15 +59,16 @@ class CnnConfig(_WithMemory):
 
     kind: Literal["cnn"] = knob("convolutions for images", "cnn")
     network: Literal["nature", "impala"] = knob(
-        "nature: of 36 pixels and more each way | impala: of any size", "nature"
+        "nature: for images of at least 36 x 36 pixels | impala: for images of any size",
+        "nature",
     )
     channels: tuple[int, ...] = knob(
-        "of the layers of nature, the stages of impala; none: the paper's",
+        "channels of each layer (nature) or stage (impala); none: those of the paper",
         (),
         minimum=1,
     )
     hidden: tuple[int, ...] = knob(
-        "widths of the layers behind the convolutions", (512,), minimum=1
+        "widths of the layers after the convolutions", (512,), minimum=1
     )
     memory: Literal["none", "gru", "lstm"] = _memory()
     memory_size: int = _memory_size()
@@ -81,10 +84,10 @@ class TransformerConfig:
     kind: Literal["transformer"] = knob(
         "a transformer, made for chunks of actions", "transformer"
     )
-    width: int = knob("of a token; a multiple of heads", 64, minimum=1)
+    width: int = knob("numbers of a token; a multiple of heads", 64, minimum=1)
     layers: int = knob("blocks of attention and a layer of 4 x width", 2, minimum=1)
-    heads: int = knob("of each attention", 4, minimum=1)
-    patch: int = knob("pixels each way of an image's patches", 8, minimum=1)
+    heads: int = knob("number of heads of each attention", 4, minimum=1)
+    patch: int = knob("width and height of an image patch, in pixels", 8, minimum=1)
     initial_log_std: float = knob(
         "log of the first action noise, continuous actions only", 0.0
     )
@@ -120,27 +123,31 @@ class VlaConfig:
         "entries of numbers that are read, such as joint angles; none: all", ()
     )
     instruction_tokens: int = knob(
-        "most tokens of an instruction; shorter ones are padded", 16, minimum=1
+        "largest number of tokens of an instruction; shorter ones are padded",
+        16,
+        minimum=1,
     )
     decoding: Literal["parallel", "autoregressive"] | None = knob(
         "how the model of an OpenVLA folder was trained to make actions; OpenVLA-OFT: parallel",
         None,
     )
     crop_area: float = knob(
-        "of an OpenVLA folder: share of the image that is read, its middle; 0.9 if it was trained with crops",
+        "of an OpenVLA folder: share of the image that is used, around its centre; 0.9 if trained with crops",
         1.0,
         minimum=0.01,
         maximum=1.0,
     )
-    words: tuple[str, ...] = knob("without a path: the words of instructions", ())
+    words: tuple[str, ...] = knob("without a path: the vocabulary of instructions", ())
     width: int = knob(
-        "without a path: of a token; a multiple of 2 x heads", 64, minimum=1
+        "without a path: numbers of a token; a multiple of 2 x heads", 64, minimum=1
     )
-    layers: int = knob("without a path: of the decoder", 2, minimum=1)
-    vision_layers: int = knob("without a path: of the vision tower", 1, minimum=1)
-    heads: int = knob("without a path: of each attention", 4, minimum=1)
+    layers: int = knob("without a path: layers of the decoder", 2, minimum=1)
+    vision_layers: int = knob(
+        "without a path: layers of the vision tower", 1, minimum=1
+    )
+    heads: int = knob("without a path: heads of each attention", 4, minimum=1)
     patch: int = knob(
-        "without a path: pixels each way of a patch; 2 x 2 patches are a token",
+        "without a path: width and height of a patch, in pixels; 2 x 2 patches are a token",
         4,
         minimum=1,
     )
@@ -164,9 +171,11 @@ class ModuleConfig:
 
     kind: Literal["module"] = knob("a torch.nn.Module of your own", "module")
     name: str = knob("package.module:Class")
-    kwargs: Mapping[str, object] = knob("passed to the class behind the spaces", dict)
+    kwargs: Mapping[str, object] = knob(
+        "arguments of the class, after the spaces", dict
+    )
     remembered: int = knob(
-        "float32 numbers that it remembers of each environment from one step to the next; 0: none",
+        "size of the memory state of an environment, in float32 numbers; 0: no memory",
         0,
         minimum=0,
     )

@@ -30,7 +30,7 @@ class WrapperConfig:
         module="gymnasium.wrappers",
     )
     kwargs: Mapping[str, object] = knob(
-        "passed to the wrapper behind the simulator; lists as tuples", dict
+        "arguments of the wrapper, after the simulator; lists become tuples", dict
     )
 
 
@@ -43,21 +43,23 @@ class SimulatorEnvConfig:
         "gymnasium",
     )
     id: str = knob(
-        "simulator id, or package.module:function that makes one; a plan can do without",
+        "simulator id, or package.module:function that creates one; not needed for a plan",
         "",
     )
     total_num_envs: int = knob(
         "environments over all env ranks", 64, minimum=1, maximum=MOST_ENVS
     )
     max_episode_steps: int | None = knob(
-        "truncate episodes here; null: the simulator's own limit", None, minimum=1
+        "largest number of steps of an episode; null: the simulator's own limit",
+        None,
+        minimum=1,
     )
-    kwargs: Mapping[str, object] = knob("passed to the simulator", dict)
+    kwargs: Mapping[str, object] = knob("arguments of the simulator", dict)
     wrappers: tuple[WrapperConfig, ...] = knob(
-        "of gymnasium, around each simulator, the innermost first", ()
+        "wrappers of Gymnasium around each simulator, the innermost first", ()
     )
     eval_seed: int = knob(
-        "seed of the episodes of evaluations; runner.seed does not matter",
+        "seed of the episodes of evaluations; independent of runner.seed",
         0,
         minimum=0,
     )
@@ -96,7 +98,9 @@ class TorchRolloutConfig:
         "leave the accelerators in stages that do not generate", False
     )
     workspace_memory: int = knob(
-        "bytes a rank needs beside its weights while generating", 0, unit="bytes"
+        "bytes that a rank needs while generating, in addition to its weights",
+        0,
+        unit="bytes",
     )
     group_name: str | None = knob(
         "name of the worker group in a loop by hand; null: the component's", None
@@ -114,7 +118,7 @@ class SimulatorJobConfig(Config):
     )
     rollout: TorchRolloutConfig = knob("engine: torch")
     init_from: str | None = knob(
-        "begin with the weights of another policy: the folder of a run, a checkpoint or an export",
+        "start with the weights of another policy: the folder of a run, a checkpoint or an export",
         None,
     )
 

@@ -50,22 +50,32 @@ class OptimizerConfig:
         "learning rate after the warm-up", 1e-6, above=0, maximum=1, simulator=3e-4
     )
     schedule: Literal["constant", "linear", "cosine"] = knob(
-        "the others fall to the end of the run", "constant"
+        "constant, or a learning rate that falls until the end of the run", "constant"
     )
     min_lr_ratio: float = knob(
-        "share of lr that they fall to", 0.0, minimum=0, maximum=1
+        "learning rate at the end of the run, as a share of lr",
+        0.0,
+        minimum=0,
+        maximum=1,
     )
     warmup_steps: int = lm_knob(
         "optimizer steps over which the rate rises from 0", 0, minimum=0
     )
     beta1: float = knob("Adam's first-moment decay", 0.9, minimum=0, below=1)
     beta2: float = knob("Adam's second-moment decay", 0.999, minimum=0, below=1)
-    eps: float = knob("Adam's denominator floor", 1e-8, above=0, simulator=1e-5)
+    eps: float = knob(
+        "number that Adam adds to its denominator", 1e-8, above=0, simulator=1e-5
+    )
     weight_decay: float = knob(
-        "decoupled weight decay, of biases and log deviations too", 0.0, minimum=0
+        "decoupled weight decay, also of biases and log standard deviations",
+        0.0,
+        minimum=0,
     )
     max_grad_norm: float = knob(
-        "clip the global gradient norm here", 1.0, above=0, simulator=0.5
+        "largest norm of all gradients together; larger ones are clipped",
+        1.0,
+        above=0,
+        simulator=0.5,
     )
     on_host: bool = lm_knob(
         "keep the optimizer's state in host memory and step there", False
@@ -99,14 +109,16 @@ class SyncConfig:
         "all",
     )
     verify_every: int = knob(
-        "compare what arrived at every so many syncs; 0: never", 0, minimum=0
+        "number of syncs after which the received weights are compared; 0: never",
+        0,
+        minimum=0,
     )
     verify: Literal["checksum", "logprobs"] = lm_knob(
         "checksum of the bytes that arrived | log-probabilities of the same tokens in actor and engine",
         "checksum",
     )
     through_host: bool | Literal["auto"] = knob(
-        "on GPUs too, as other modes than all: slower, less memory; auto: where processes cannot share a GPU's memory",
+        "send through host memory on GPUs too: slower, less memory; auto: if processes cannot share GPU memory",
         "auto",
     )
 
@@ -218,7 +230,7 @@ class VariantConfig:
         None,
     )
     kwargs: Mapping[str, object] = knob(
-        "passed to the class behind the algorithm's config", dict
+        "arguments of the class, after the algorithm's config", dict
     )
 
 
@@ -270,7 +282,9 @@ class AlgorithmConfig:
         "how far below 1 the policy ratio may go", 0.2, above=0, below=1
     )
     clip_ratio_high: float | None = knob(
-        "how far above 1; null: as low, with dapo 0.28", None, above=0
+        "how far above 1 the policy ratio may go; null: as clip_ratio_low, for dapo 0.28",
+        None,
+        above=0,
     )
     ratio: Literal["token", "sequence", "sequence_token"] = lm_knob(
         "which ratio is clipped: token | sequence (GSPO) | sequence_token (GSPO-token)",
@@ -327,12 +341,20 @@ class AlgorithmConfig:
     gamma: float = knob(
         "discount per step or learned token", 1.0, minimum=0, maximum=1, simulator=0.99
     )
-    gae_lambda: float = knob("GAE's bias/variance exchange", 0.95, minimum=0, maximum=1)
+    gae_lambda: float = knob(
+        "lambda of GAE: lower values mean less variance and more bias",
+        0.95,
+        minimum=0,
+        maximum=1,
+    )
     value_clip: float | None = knob(
-        "clip of the value change; null: none", 0.2, above=0, simulator=None
+        "largest change of a value in an iteration, as in PPO; null: no limit",
+        0.2,
+        above=0,
+        simulator=None,
     )
     value_coef: float = knob(
-        "weight of the value loss, where policy and value share a model",
+        "weight of the value loss, if policy and value share a model",
         0.1,
         minimum=0,
         simulator=0.5,
@@ -359,7 +381,8 @@ class AlgorithmConfig:
         "a sample's score is kept within +- this; null: as it is", None, above=0
     )
     normalize_rewards: bool = knob(
-        "by their running deviation; scores of text by the running mean too", False
+        "divide rewards by their running deviation; for language models, also subtract the running mean",
+        False,
     )
     normalize_advantages: bool | None = knob(
         "zero mean, unit variance over the iteration; null: with ppo", None

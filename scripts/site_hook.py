@@ -58,7 +58,8 @@ WORDS = site_reference.ROOT / "docs" / "search_words.toml"
 ENGLISH = ("", "en", "English")
 CHINESE = ("zh/", "zh", "中文")
 CHINESE_SECTION = CHINESE[2]
-CHINESE_THEME = {"Dark": "深色", "Light": "浅色"}  # names of the palette's switch
+# Names of the palette's switch: what a click changes to.
+CHINESE_THEME = {"Dark": "深色", "Light": "浅色", "As the browser": "跟随浏览器"}
 CHINESE_DESCRIPTION = "强化学习任务在加速器上的放置，启动之前先检查"
 
 

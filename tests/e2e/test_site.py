@@ -127,6 +127,16 @@ def test_every_config_key_is_an_entry_with_an_anchor(site: Path) -> None:
     assert {f"reference/config/#{key}" for key in keys} <= entries
 
 
+def test_pages_follow_the_browser_between_light_and_dark(site: Path) -> None:
+    first = "(prefers-color-scheme)"
+    for page, name in (("tour", "As the browser"), ("zh/tour", "跟随浏览器")):
+        text = (site / page / "index.html").read_text(encoding="utf-8")
+        settings = re.findall(r'data-md-color-media="([^"]+)"', text)
+        assert settings[0] == first
+        assert len(settings) == 3
+        assert f'title="{name}"' in text
+
+
 @pytest.mark.parametrize("page", ["placement", "zh/placement"])
 def test_a_page_leads_to_its_neighbours_its_source_and_its_other_language(
     site: Path, page: str

@@ -73,6 +73,7 @@ JOB = (
     "runner.stop_at_return=null",
     "runner.seed=3",
     "faults.restarts=100",
+    "cluster.ray.start_timeout_s=600",  # other programs may take the processors
     "cluster.component_placement.actor=0-3",
     "cluster.component_placement.env=0-1",
     "cluster.component_placement.rollout=2-3",

@@ -444,7 +444,14 @@ class Loop:
 
     def changed(self, seconds: float) -> None:
         """Add the seconds of a change of the placement before the next iteration to the metrics of that iteration."""
-        self._meanwhile |= {"time/change_s": seconds}
+        self._add_meanwhile({"time/change_s": seconds})
+
+    def continue_metrics(self, before: Loop) -> None:
+        """Take over the metrics of events since the last iteration of the loop before, for the next iteration."""
+        self._add_meanwhile(before._meanwhile)
+
+    def _add_meanwhile(self, numbers: Mapping[str, float]) -> None:
+        self._meanwhile |= _added(self._meanwhile, numbers)
 
     def ask(self, components: Iterable[str]) -> None:
         """Have all ranks of `components` answer, so that a lost rank is noticed. Call it between two iterations.
@@ -458,7 +465,7 @@ class Loop:
 
     def count(self, fault: Fault) -> None:
         """Add the metrics of a fault that is not part of an iteration to the metrics of the next iteration."""
-        self._meanwhile |= _added(self._meanwhile, fault_metrics([fault]))
+        self._add_meanwhile(fault_metrics([fault]))
 
     def write_state(self, folder: Path, components: Iterable[str]) -> None:
         """Have workers save their state: each component writes to `folder`/<component>.
@@ -472,7 +479,7 @@ class Loop:
         for attempt in self._attempts(self.version):
             with attempt:
                 self._copy_state(folder, left)
-        self._meanwhile = attempt.metrics
+        self._add_meanwhile(attempt.metrics)
 
     def _copy_state(self, folder: Path, left: Mapping[str, set[int]]) -> None:
         """Have ranks copy their state, for files below `folder`.

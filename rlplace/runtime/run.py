@@ -531,6 +531,7 @@ class _Driver:
             self.launched = now
             if sizes is not None:
                 self.open_sinks(sizes)
+            now.loop.continue_metrics(before.loop)
             now.loop.changed(change.seconds)
         # A plan that the run has had is not due again if it returns to a checkpoint before
         self.passed.append(due)

@@ -149,6 +149,17 @@ def test_a_second_request_waits_for_none(tmp_path: Path) -> None:
     assert [file.name for file in tmp_path.iterdir()] == [REQUEST]
 
 
+@pytest.mark.parametrize("kind", ["drains", "releases"])
+def test_a_request_about_a_node_is_taken_as_it_was_written(
+    tmp_path: Path, kind: str
+) -> None:
+    requests = Requests(tmp_path)
+    asked = ask(tmp_path, {}, **{kind: "10.0.0.2"})
+    taken = requests.take()
+    assert taken == asked
+    assert getattr(taken, kind) == "10.0.0.2"
+
+
 def test_a_request_of_an_earlier_command_is_refused_at_the_start(
     tmp_path: Path,
 ) -> None:

@@ -542,3 +542,13 @@ def test_components_are_lowered_between_two_iterations_and_the_next_loop_knows()
     assert after.held["rollout"] == Residency.OFF
     after.iteration(1)
     assert after.held["actor"] == Residency.FULL
+
+
+def test_the_seconds_of_changes_before_one_iteration_are_added_up() -> None:
+    before, _ = loop()
+    before.changed(2.0)
+    after, _ = loop()
+    after.continue_metrics(before)
+    after.changed(1.5)
+    assert after.iteration(0)["time/change_s"] == 3.5
+    assert "time/change_s" not in after.iteration(1)

@@ -353,6 +353,20 @@ def test_too_few_measured_iterations_start_no_search(
     assert process.requests == []
 
 
+def test_a_placement_on_a_drained_node_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pilot, "SearchProcess", Asked)
+    joined = ("cluster.num_nodes=2", "cluster.ray.address=auto")
+    made = job(*SMALL, *joined, "cluster.elastic=on")
+    start = plan_from(made)
+    found = Pilot(start.job, start.view, made.mapping, tmp_path, lambda line: None)
+    there = {"cluster.component_placement.env": "2-3"}
+    assert isinstance(found._planned(start, there), PlanFrom)
+    found.barred = frozenset({1})
+    assert found._planned(start, there) == "node 1 was drained"
+
+
 # ── words ────────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 

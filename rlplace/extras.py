@@ -5,6 +5,7 @@ The command names the libraries instead of `rlplace[extra]`, since rlplace is no
 
 from __future__ import annotations
 
+import functools
 import importlib.metadata
 import re
 import shlex
@@ -13,15 +14,20 @@ from collections.abc import Iterable, Iterator
 _OF_EXTRA = re.compile(
     r"""(?P<what>[^;]+?)\s*;.*\bextra\s*==\s*["'](?P<extra>[\w-]+)["'].*"""
 )
+_VERSION = re.compile(r"^Version: *(\S+)$", re.MULTILINE)
 _OURS = re.compile(r"rlplace\[(?P<extras>[\w,\s-]+)\]")
 
 
+@functools.cache
 def version_of(library: str) -> str | None:
     """Return the version of an installed library; None if the library is not installed."""
     try:
-        return importlib.metadata.version(library)
+        found = importlib.metadata.distribution(library)
     except importlib.metadata.PackageNotFoundError:
         return None
+    # `found.version` parses the whole description of the library, as an e-mail
+    line = _VERSION.search(found.read_text("METADATA") or "")
+    return line[1] if line else found.version
 
 
 def versions_of(libraries: Iterable[str]) -> dict[str, str]:

@@ -870,10 +870,10 @@ def config_names(directory: Path = CONFIG_DIR) -> dict[str, str]:
     """
     names: dict[str, str] = {}
     for file in sorted(directory.glob("[!.]*.yaml")):
-        text = file.read_text(encoding="utf-8", errors="replace")
-        first, _, rest = text.partition("\n")
-        if _WHOLE.match(first):
-            first = rest.partition("\n")[0]
+        with file.open(encoding="utf-8", errors="replace") as lines:
+            first = lines.readline()
+            if _WHOLE.match(first):
+                first = lines.readline()
         names[file.stem] = first.removeprefix("#").strip()
     return names
 
@@ -1330,7 +1330,7 @@ def _check_blocks(overrides: Sequence[Override], line: CommandLine) -> None:
         if not leaf or not re.search(begins, line.text, re.MULTILINE):
             continue
         if written is None:
-            written = OmegaConf.load(line.file)
+            written = read_config(line.file, line.text)
         block = OmegaConf.select(written, key)
         if isinstance(block, DictConfig) and len(block):
             raise config_error(

@@ -99,6 +99,7 @@ def default_of(field: dataclasses.Field[Any], job: JobName) -> Any:
     return field.metadata.get(job, field.default)
 
 
+@functools.cache
 def blocks_in(hint: object) -> tuple[type, ...]:
     """Return the dataclasses in the type `hint`: the type itself if it is one, else the dataclasses in its union."""
     return tuple(

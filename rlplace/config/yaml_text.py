@@ -11,6 +11,7 @@ import re
 import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import yaml
 
@@ -56,6 +57,17 @@ def show(value: object, *, exact: bool = False) -> str:
     if isinstance(value, Sequence):
         return "[" + ", ".join(quote(v, exact=exact) for v in value) + "]"
     return str(value)
+
+
+def values_of(text: str) -> Any:
+    """Return the values in a YAML text. Raises yaml.YAMLError if the text is not YAML.
+
+    libyaml reads the text, and PyYAML a text with an error or a tab, which libyaml accepts in more places.
+    """
+    if yaml.__with_libyaml__ and "\t" not in text:
+        with contextlib.suppress(yaml.YAMLError, UnicodeEncodeError):
+            return yaml.load(text, Loader=yaml.CSafeLoader)
+    return yaml.safe_load(text)
 
 
 def value_of(text: str) -> object:

@@ -16,7 +16,7 @@ import yaml
 
 from rlplace.codes import config_error
 from rlplace.config.found import value_at
-from rlplace.config.yaml_text import show
+from rlplace.config.yaml_text import show, values_of
 from rlplace.errors import ConfigError
 from rlplace.json_text import parsed, parsed_object
 from rlplace.report.sinks import METRICS_FILE, SAMPLES_FILE
@@ -102,7 +102,7 @@ def read_run(folder: Path, key: str = "RUN") -> RunRecord:
     try:
         config = _text(folder / CONFIG)
         plan = _mapping(folder / PLAN)
-        values = _checked(yaml.safe_load(config), CONFIG, _OF_CONFIG)
+        values = _checked(values_of(config), CONFIG, _OF_CONFIG)
         keys = dict(_flat("", values))
         _checked(plan, PLAN, _OF_PLAN)
         # The page does without those that are missing.
@@ -133,9 +133,7 @@ def read_config(folder: Path, key: str = "RUN") -> Mapping[str, Any]:
     """
     try:
         _checked(_mapping(folder / PLAN), PLAN, _OF_PLAN)
-        return _checked(
-            yaml.safe_load(_text(folder / CONFIG)), CONFIG, {"cluster": (dict,)}
-        )
+        return _checked(values_of(_text(folder / CONFIG)), CONFIG, {"cluster": (dict,)})
     except (OSError, ValueError, yaml.YAMLError) as error:
         raise _not_a_run(folder, key, error) from error
 

@@ -7,7 +7,7 @@ import importlib.metadata
 import pytest
 
 from rlplace.envs.registry import missing_library
-from rlplace.extras import install_command
+from rlplace.extras import install_command, version_of
 from tests.absent import needs
 
 LINES = [
@@ -59,3 +59,12 @@ def test_a_library_that_no_extra_has_is_installed_as_its_own_error_says() -> Non
     assert missing_library(why, got="Hopper-v5", extra="envs").problems[
         0
     ].fix == install_command("envs")
+
+
+@pytest.mark.parametrize("library", ["PyYAML", "pydantic", "hydra-core", "pytest"])
+def test_a_version_is_that_of_the_installed_library(library: str) -> None:
+    assert version_of(library) == importlib.metadata.version(library)
+
+
+def test_a_library_that_is_not_installed_has_no_version() -> None:
+    assert version_of("no-such-library-here") is None

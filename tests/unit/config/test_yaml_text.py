@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlplace.config.yaml_text import to_yaml, with_values
+from rlplace.config.yaml_text import to_yaml, values_of, with_values
 
+CONFIGS = Path(__file__).parents[3] / "configs"
+SHIPPED = (CONFIGS / "hybrid_ppo.yaml").read_text(encoding="utf-8")
 WORDS = st.text(max_size=12) | st.text(alphabet="-+._:, ean01", max_size=4)
 KEYS = WORDS.filter(
     lambda text: not re.fullmatch(r"[-+]?[0-9][0-9_]*", text)
@@ -31,6 +35,33 @@ LEAVES = st.one_of(
 )
 def test_yaml_reads_back_as_it_was(mapping: dict[str, object]) -> None:
     assert (yaml.safe_load(to_yaml(mapping)) or {}) == mapping
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        SHIPPED,
+        "a: [010, 1:30, 1e3, 1_0, 2026-01-02, yes, ~, .inf]\nb: &x {c: |\n  d\n}\ne: *x\n",
+        "",
+        "a: 1\na: 2\n",
+    ],
+)
+def test_values_are_those_of_the_parser_in_python(text: str) -> None:
+    assert repr(said(values_of, text)) == repr(said(yaml.safe_load, text))
+
+
+@pytest.mark.parametrize("text", ["a:\t1\n", "a: [1\n", "a: '\ud800'\n", "- a\nb: 1"])
+def test_what_the_parser_in_python_refuses_is_refused_in_its_words(text: str) -> None:
+    told = said(values_of, text)
+    assert isinstance(told, str)
+    assert told == said(yaml.safe_load, text)
+
+
+def said(read: Callable[[str], object], text: str) -> object:
+    try:
+        return read(text)
+    except yaml.YAMLError as error:
+        return str(error)
 
 
 def test_only_texts_that_some_reader_takes_for_something_else_are_quoted() -> None:

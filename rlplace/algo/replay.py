@@ -71,6 +71,15 @@ class Steps:
         return Steps(**arrays, begins=self.begins[rows])
 
 
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class SavedRows:
+    """Some of the rows of a saved memory. `name`: of its files. `count`: its rows. `rows`: those that are meant."""
+
+    name: str
+    count: int
+    rows: slice
+
+
 def joined(parts: Sequence[Steps]) -> Steps:
     """Return the rows of several parts of equally many steps, one part after the other."""
     if len(parts) == 1:
@@ -265,17 +274,46 @@ class ReplayMemory:
         _write(folder / head, state)
         return [*names, head]
 
-    def read(self, folder: Path, name: str) -> None:
-        """Load what `write` has written. Raises OSError, ValueError, KeyError, EOFError."""
-        with np.load(folder / f"{name}_{HEAD}.npz", allow_pickle=False) as stored:
-            self.written = int(stored["written"])
-            if self._priorities is not None:
-                self._priorities.load(dict(stored))
+    def read(self, folder: Path, parts: Sequence[SavedRows]) -> None:
+        """Load rows that one or several memories have written. Raises OSError, ValueError, KeyError, EOFError.
+
+        `parts`: in the order of the rows of this memory, which they fill.
+        """
+        written: set[int] = set()
+        priorities = np.zeros((self.slots, self.rows))
+        greatest = 0.0
+        for rows, part in self._placed(parts):
+            with np.load(folder / f"{part.name}_{HEAD}.npz") as stored:
+                written.add(int(stored["written"]))
+                if self._priorities is not None:
+                    table = stored["priorities"].reshape(self.slots, part.count)
+                    priorities[:, rows] = table[:, part.rows]
+                    greatest = max(greatest, float(stored["greatest"]))
+        if len(written) != 1:
+            raise ValueError(f"its files have other numbers of steps: {written}")
+        (self.written,) = written
+        if self._priorities is not None:
+            state = {"priorities": priorities.ravel(), "greatest": np.array(greatest)}
+            self._priorities.load(state)
         for segment in self.segments():
-            file = folder / f"{name}_{segment.start}.npz"
-            with np.load(file, allow_pickle=False) as stored:
-                for array_name, array in self._arrays.items():
-                    array[segment.start : segment.stop] = stored[array_name]
+            for rows, part in self._placed(parts):
+                with np.load(folder / f"{part.name}_{segment.start}.npz") as stored:
+                    for name, array in self._arrays.items():
+                        found = stored[name]
+                        if found.shape[1] != part.count:
+                            raise ValueError(
+                                f"{part.name} has {found.shape[1]} rows, not {part.count}"
+                            )
+                        place = slice(segment.start, segment.stop)
+                        array[place, rows] = found[:, part.rows]
+
+    def _placed(self, parts: Sequence[SavedRows]) -> Iterator[tuple[slice, SavedRows]]:
+        """Yield the rows of this memory that each part fills, with the part."""
+        first = 0
+        for part in parts:
+            last = first + part.rows.stop - part.rows.start
+            yield slice(first, last), part
+            first = last
 
 
 def _linked(file: Path, name: Path) -> bool:

@@ -172,6 +172,23 @@ def test_the_policy_is_exported_as_weights_and_as_a_program(
     assert export([str(tmp_path / "folder"), str(tmp_path / "again.pt")]) == 0
 
 
+@pytest.mark.parametrize("job", [SAC, DQN, CROSSQ], ids=["sac", "dqn", "crossq"])
+def test_the_policy_is_exported_to_onnx(job: Job, tmp_path: Path) -> None:
+    reference = pytest.importorskip("onnx.reference")
+    folder = run(job, tmp_path, 2).folder
+    assert folder is not None
+    policy = rlplace.load_policy(folder)
+    elements = {"dqn": 4}.get(job[0], 3)
+    seen = np.random.default_rng(0).normal(size=(7, elements)).astype(np.float32)
+    out = tmp_path / "policy.onnx"
+    assert export([str(folder), str(out)]) == 0
+    program = reference.ReferenceEvaluator(str(out))
+    (found,) = program.run(["actions"], {"observations": seen})
+    expected = policy.act(seen)
+    assert found.dtype == expected.dtype
+    assert found == pytest.approx(expected, abs=1e-5)
+
+
 @pytest.mark.parametrize(
     "seen",
     [np.zeros(2), np.zeros((2, 2, 3)), ["0", "0", "0"], [0.0, 0.0, np.nan]],
@@ -216,6 +233,24 @@ def test_a_resumed_run_has_the_same_numbers(job: Job, tmp_path: Path) -> None:
                 assert line[name] == value, (line["iteration"], name)
     for name, array in weights(whole).items():
         assert np.array_equal(array, weights(resumed)[name]), name
+
+
+@pytest.mark.slow  # tests/unit/algo/test_replay.py deals a memory to other ranks
+@pytest.mark.parametrize("ranks", ["0", "0-3"])
+def test_a_resume_deals_the_memory_to_other_replay_ranks(
+    ranks: str, tmp_path: Path
+) -> None:
+    first = run(DQN, tmp_path, 2)
+    place = f"{{node_group: node, placement: '0:{ranks}'}}"
+    words = (f"cluster.component_placement.replay={place}", f"resume={first.folder}")
+    resumed = run(DQN, tmp_path, 4, *words)
+    steps = [line["replay/steps"] for line in numbers(resumed)]
+    assert steps == [48, 96, 120, 120]
+    updates = [line["actor/updates"] for line in numbers(resumed)]
+    assert updates[1:] == [updates[1]] * 3
+    # The files of the new ranks are resumed in their turn
+    again = run(DQN, tmp_path, 5, words[0], f"resume={resumed.folder}")
+    assert [line["replay/steps"] for line in numbers(again)] == [*steps, 120]
 
 
 def test_steps_of_another_environment_or_algorithm_are_not_resumed(

@@ -313,7 +313,11 @@ class OffPolicyJob(SimulatedJob):
         )
 
     def divided(self) -> Mapping[str, str]:
-        return {"actor": "samples are dealt to", "rollout": "simulators are dealt to"}
+        return {
+            "actor": "samples are dealt to",
+            "rollout": "simulators are dealt to",
+            "replay": "steps are kept and drawn by",
+        }
 
     def evaluate(self, trained: Trained, request: EvaluationRequest) -> Evaluation:
         refuse_transcripts(request)

@@ -14,7 +14,7 @@ from rlplace.workers.off_policy.arguments import (
     Arrivals,
     OffPolicyArguments,
 )
-from rlplace.workers.off_policy.pieces import shared_rows
+from rlplace.workers.off_policy.pieces import rows_of, shared_rows
 from rlplace.workers.worker import Worker
 
 if TYPE_CHECKING:
@@ -168,7 +168,7 @@ class OffPolicyReplay(Worker):
 
     @property
     def _name(self) -> str:
-        return f"memory_{self.rank:05}"
+        return _name_of(self.rank)
 
     def write_state(self, folder: str) -> Metrics:
         """Write the memory into `folder` in the background, a file for each segment of it."""
@@ -181,27 +181,41 @@ class OffPolicyReplay(Worker):
         return {}
 
     def read_state(self, folder: str) -> Metrics:
-        """Load the memory from `folder`.
+        """Load the memory from `folder`. Another number of ranks may have written it.
 
-        Raise ConfigError if another number of ranks wrote it, or if files are damaged.
+        Raise ConfigError if files are damaged or missing.
         """
-        from rlplace.algo.replay import HEAD
-        from rlplace.workers.own_state import other_ranks
+        from rlplace.algo.replay import HEAD, SavedRows
         from rlplace.workers.saving import unreadable_state
 
         self._behind.wait()
         where = Path(folder)
-        saved = len(list(where.glob(f"memory_*_{HEAD}.npz")))
-        if saved != self.world_size:
-            raise other_ranks(self, saved)
+        ranks = len(list(where.glob(f"memory_*_{HEAD}.npz")))
+        total = self.config.blocks.env.total_num_envs
+        parts = []
+        for rank in range(ranks):
+            rows = rows_of(rank, ranks, total)
+            shared = shared_rows(rows, self._rows)
+            if shared:
+                own = slice(shared.start - rows.start, shared.stop - rows.start)
+                name = _name_of(rank)
+                parts.append(SavedRows(name=name, count=len(rows), rows=own))
         try:
-            self._memory.read(where, self._name)
+            self._memory.read(where, parts)
         except (OSError, ValueError, KeyError, EOFError) as error:
             raise unreadable_state(
                 self.component, where / f"{self._name}_{HEAD}.npz", error
             ) from error
-        self._saved = (where, self._memory.written)
+        # Files of other ranks have other rows
+        self._saved = None
+        if ranks == self.world_size:
+            self._saved = (where, self._memory.written)
         return {}
+
+
+def _name_of(rank: int) -> str:
+    """Return how the names of a rank's files begin."""
+    return f"memory_{rank:05}"
 
 
 def _sampled(

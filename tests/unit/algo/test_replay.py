@@ -10,7 +10,7 @@ import pytest
 
 from rlplace.algo import replay
 from rlplace.algo.priorities import Priorities
-from rlplace.algo.replay import ReplayMemory, Steps
+from rlplace.algo.replay import ReplayMemory, SavedRows, Steps
 from rlplace.envs.contract import ContinuousActions, DiscreteActions, Spaces
 from rlplace.placement.memory.replay import replay_bytes
 
@@ -168,7 +168,7 @@ def test_a_saved_memory_draws_the_same_samples(
     # Three segments, and all else
     assert len(names) == 4
     other = memory(slots=10, exponent=exponent)
-    other.read(tmp_path, "memory")
+    other.read(tmp_path, [SavedRows(name="memory", count=2, rows=slice(0, 2))])
     for each in (kept, other):
         each.add(steps(1, 2, first=16))
     drawn = [
@@ -177,6 +177,60 @@ def test_a_saved_memory_draws_the_same_samples(
     ]
     for name, array in drawn[0].items():
         assert np.array_equal(array, drawn[1][name]), name
+
+
+@pytest.mark.parametrize("exponent", [None, 0.6])
+@pytest.mark.parametrize("ranks", [1, 3])
+def test_a_saved_memory_is_dealt_to_another_number_of_ranks(
+    tmp_path: Path, exponent: float | None, ranks: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two memories of three rows each become `ranks` memories of the same six rows."""
+    monkeypatch.setattr(replay, "SEGMENT_SLOTS", 4)
+    given = steps(14, 6)
+    errors = np.arange(60.0).reshape(10, 6)
+    for rank in range(2):
+        rows = slice(3 * rank, 3 * rank + 3)
+        kept = memory(slots=10, rows=3, exponent=exponent)
+        kept.add(given.of_rows(rows))
+        if exponent is not None:
+            kept.change_priorities(np.arange(30), errors[:, rows].ravel())
+        kept.write(tmp_path, f"memory_{rank}")
+    each = 6 // ranks
+    for rank in range(ranks):
+        whole = memory(slots=10, rows=each, exponent=exponent)
+        rows = slice(each * rank, each * (rank + 1))
+        whole.add(given.of_rows(rows))
+        if exponent is not None:
+            whole.change_priorities(np.arange(10 * each), errors[:, rows].ravel())
+        parts = []
+        for saved in range(2):
+            first = max(rows.start - 3 * saved, 0)
+            last = min(rows.stop - 3 * saved, 3)
+            if first < last:
+                part = SavedRows(
+                    name=f"memory_{saved}", count=3, rows=slice(first, last)
+                )
+                parts.append(part)
+        other = memory(slots=10, rows=each, exponent=exponent)
+        other.read(tmp_path, parts)
+        drawn = [
+            one.sample(30, np.random.default_rng(1), n_step=2, gamma=GAMMA)
+            for one in (whole, other)
+        ]
+        for name, array in drawn[0].items():
+            assert np.array_equal(array, drawn[1][name]), name
+
+
+def test_files_of_another_number_of_rows_are_refused(tmp_path: Path) -> None:
+    """One of two files is lost, and the other has one row: it must not stand for both rows."""
+    kept = memory(slots=10, rows=1)
+    kept.add(steps(8, 1))
+    kept.write(tmp_path, "memory")
+    other = memory(slots=10)
+    with pytest.raises(ValueError, match="memory has 1 rows, not 2"):
+        other.read(tmp_path, [SavedRows(name="memory", count=2, rows=slice(0, 2))])
+    with pytest.raises(ValueError, match="other numbers of steps"):
+        other.read(tmp_path, [])
 
 
 def test_only_segments_with_new_steps_have_changed(

@@ -91,7 +91,7 @@ class Target:
     """The kind of job that a config of another library is converted to.
 
     `tags`: config block -> keys that are always written in it. `whole`: whether all of the config is planned, such as
-    batch sizes; False: only the placement. `shrinks`: whether `--tiny` can make a small job of it.
+    batch sizes; False: only the placement.
     """
 
     job: JobName
@@ -99,17 +99,14 @@ class Target:
     tags: Mapping[str, Mapping[str, object]]
     # Whether the plan covers everything, such as batch sizes; otherwise only the placement is planned
     whole: bool
-    # Whether --tiny has a small job of the same shape
-    shrinks: bool
 
 
 LANGUAGE_MODEL = Target(
     job="language_model",
     tags={"actor.model": {"kind": "causal_lm"}},
     whole=True,
-    shrinks=True,
 )
-SIMULATOR = Target(job="simulator", tags={}, whole=False, shrinks=False)
+SIMULATOR = Target(job="simulator", tags={}, whole=False)
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from rlplace.config.read import read_config
@@ -10,6 +12,7 @@ from rlplace.imports import Imported, import_words
 from rlplace.imports.rules import shape_of
 from rlplace.imports.tiny import shrink
 from rlplace.placement.memory.model import read_model
+from rlplace.runtime.prepare import prepare
 
 
 def small(flags: str) -> Imported:
@@ -90,16 +93,70 @@ def test_a_remote_reward_stays_remote(flag: str, kind: str) -> None:
     assert lines(imported)["reward"] == ""
 
 
-def test_jobs_with_simulators_are_refused() -> None:
-    words = [
-        f"cluster.component_placement.{c}={n}"
-        for c, n in (("actor", "0-7"), ("env", "0-3"), ("rollout", "4-7"))
-    ]
+HYBRID = (("actor", "0-7"), ("env", "0-3"), ("rollout", "4-7"))
+
+
+def simulated(*words: str) -> Imported:
+    placed = [f"cluster.component_placement.{c}={n}" for c, n in HYBRID]
+    return shrink(import_words("rlinf", [*placed, *words]))
+
+
+@pytest.mark.parametrize(
+    ("kind", "policy"),
+    [("openvla_oft", "vla"), ("cnn_policy", "cnn"), ("mlp_policy", "mlp")],
+)
+def test_a_job_on_simulators_keeps_places_and_kind_of_policy(
+    kind: str, policy: str
+) -> None:
+    imported = simulated(
+        f"actor.model.model_type={kind}",
+        "algorithm.adv_type=gae",
+        "algorithm.loss_type=actor_critic",
+        "algorithm.gamma=0.9",
+        "actor.model.num_action_chunks=8",
+        "env.train.total_num_envs=128",
+        "env.train.max_steps_per_rollout_epoch=80",
+        "actor.optim.lr=1e-5",
+        "actor.enable_offload=True",
+        "rollout.enable_offload=True",
+        "rollout.pipeline_stage_num=2",
+    )
+    assert lines(imported) == {"actor": "0-1", "env": "0", "rollout": "1"}
+    # It passes the checks of a whole config, such as that rows divide over ranks
+    config: Any = prepare(imported.config).config
+    assert config.runs
+    assert (config.actor.policy.kind, config.algorithm.gamma) == (policy, 0.9)
+    assert config.actor.optimizer.lr == 1e-5
+    assert (config.actor.enable_offload, config.rollout.enable_offload) == (True, True)
+    assert (config.rollout.pipeline_stage_num, config.rollout.action_chunk) == (2, 2)
+    assert imported.missing == ()
+
+
+def test_sac_becomes_an_off_policy_job() -> None:
+    sac = ("algorithm.adv_type=embodied_sac", "algorithm.loss_type=embodied_sac")
+    imported = simulated(*sac)
+    assert lines(imported) == {"actor": "0-1", "rollout": "1", "replay": ""}
+    prepared = prepare(imported.config)
+    assert prepared.plan.placement.world_size("actor") == 2
+    assert prepared.mapping["job"] == "off_policy"
+    assert prepared.mapping["algorithm"]["name"] == "sac"
+
+
+def test_grpo_on_simulators_is_said_to_become_ppo() -> None:
+    grpo = ("algorithm.adv_type=grpo", "algorithm.loss_type=actor")
+    imported = simulated(*grpo)
+    reasons = [why for _, why in imported.assumed]
+    assert "jobs on simulators have PPO in place of GRPO" in reasons
+    config: Any = prepare(imported.config).config
+    assert config.algorithm.name == "ppo"
+
+
+def test_an_algorithm_without_a_job_on_simulators_is_refused() -> None:
     with pytest.raises(ConfigError) as caught:
-        shrink(import_words("rlinf", words))
-    assert [(p.key, p.code) for p in caught.value.problems] == [
-        ("--tiny", "import-value")
-    ]
+        simulated("algorithm.adv_type=rlt_td3", "algorithm.loss_type=rlt_td3")
+    (found,) = caught.value.problems
+    assert (found.key, found.code) == ("--tiny", "import-value")
+    assert found.got == "rlt_td3, rlt_td3"
 
 
 @pytest.mark.parametrize(

@@ -21,7 +21,8 @@ class Changing:
     """The changes of a job, as the rules see them.
 
     `changes`: `cluster.changes`. `components`: the components that the job places. `total_iterations`: the length of
-    the run. `on_node_loss`: `faults.on_node_loss`. `elastic`: `cluster.elastic`.
+    the run. `on_node_loss`: `faults.on_node_loss`. `elastic`: `cluster.elastic`. `lends`: whether a component lends
+    accelerators.
     """
 
     changes: Sequence[ChangeConfig]
@@ -29,6 +30,7 @@ class Changing:
     total_iterations: int
     on_node_loss: str
     elastic: ElasticConfig
+    lends: bool
 
 
 def written(
@@ -117,6 +119,13 @@ def _planned_by_hand(case: Changing) -> Iterator[Found]:
         yield Found(key=f"{ELASTIC}.mode", got=f"mode: {mode}", error="changes")
 
 
+def _lends(case: Changing) -> Iterator[Found]:
+    """Yield a finding if the config lends accelerators, and a search is to choose other placements."""
+    if case.lends and case.elastic.mode != "off":
+        mode = case.elastic.mode
+        yield Found(key=f"{ELASTIC}.mode", got=f"mode: {mode}", error="lend")
+
+
 def _never(case: Changing) -> Iterator[Found]:
     """Yield a finding if the run ends before its first search."""
     elastic = case.elastic
@@ -137,5 +146,6 @@ RULES = (
     Rule(code="unknown-component", facts=_not_placed),
     Rule(code="bad-change", facts=_replanned),
     Rule(code="bad-elastic", facts=_planned_by_hand),
+    Rule(code="bad-elastic", facts=_lends),
     Rule(code="bad-elastic", facts=_never),
 )

@@ -58,6 +58,7 @@ from rlplace.metrics import (
     notes_of,
     reduce_metrics,
 )
+from rlplace.placement.language.lend import whole_component
 from rlplace.placement.schedule import Move, Residency, Schedule, base_stage
 from rlplace.report.calls import CallLog
 from rlplace.report.utilisation import Usage, overhead
@@ -111,8 +112,13 @@ class Loop:
         # Metric -> notes of the last iteration.
         self.notes: Mapping[str, Sequence[str]] = {}
         self.memory = memory
-        # Component -> its present residency; during a move, the higher of the old and the new one.
-        self._held = dict.fromkeys(groups, Residency.OFF) | dict(held or {})
+        # Component, or part of one -> its present residency; during a move, the higher of the old and the new one.
+        self._held = {
+            part: Residency.OFF
+            for component in groups
+            for part in schedule.parts_of(component)
+        }
+        self._held |= held or {}
         # Acquires that were started and not yet awaited.
         self._arriving: Sequence[tuple[Move, Pending]] = ()
         # Releases to start behind the next work.
@@ -180,7 +186,7 @@ class Loop:
 
     @property
     def held(self) -> dict[str, Residency]:
-        """Component -> its present residency. During a move, the higher of the old and the new residency."""
+        """Component, or part of one -> its present residency. During a move, the higher of the old and the new one."""
         return dict(self._held)
 
     def evaluate(self, index: int) -> dict[str, float]:
@@ -245,18 +251,18 @@ class Loop:
         """
         stages = self._schedule.residency.values()
         still = {
-            component
-            for component, held in self._held.items()
-            if held > Residency.OFF and all(row[component] == held for row in stages)
+            part
+            for part, held in self._held.items()
+            if held > Residency.OFF and all(row[part] == held for row in stages)
         }
         for attempt in self._attempts(self.version):
             with attempt:
                 self._measure(still)
 
-    def _measure(self, components: Iterable[str]) -> None:
-        """Have components report the bytes that they hold, and compare these with the memory proof."""
+    def _measure(self, parts: Iterable[str]) -> None:
+        """Have components, or parts of them, report the bytes that they hold; compare these with the memory proof."""
         # A move to the residency that a worker has changes nothing, and returns its bytes
-        asked = {c: self._groups[c].move(self._held[c]) for c in components}
+        asked = {part: self._ranks_of(part).move(self._held[part]) for part in parts}
         with self._in(self._at or self._schedule.stages[0]):
             reports = self._wait(list(asked.values()))
             for component, ranks in zip(asked, reports, strict=True):
@@ -388,13 +394,18 @@ class Loop:
             )
         )
         leaving = list[Ranks]()
-        for name, group in self._groups.items():
-            there = {*range(group.world_size)} - {*lost.get(name, ())}
+        for part in self._held:
+            group = self._groups[whole_component(part)]
+            own = self._schedule.parts.get(part)
+            ranks = range(group.world_size)
+            if own is not None:
+                ranks = own.ranks
+            there = {*ranks} - {*lost.get(group.name, ())}
             turns = any(
-                held[name] == Residency.OFF
+                held[part] == Residency.OFF
                 for held in self._schedule.residency.values()
             )
-            if turns and there and needed & group.accelerators:
+            if turns and there and needed & group.execute_on(there).accelerators:
                 leaving.append(group.execute_on(there))
         self._arriving = ()
         self._leaving = ()
@@ -458,10 +469,10 @@ class Loop:
 
         Raises the same errors as `iteration`.
         """
-        asked = tuple(components)
+        parts = [part for c in components for part in self._schedule.parts_of(c)]
         for attempt in self._attempts(self.version):
             with attempt:
-                self._measure(asked)
+                self._measure(parts)
 
     def count(self, fault: Fault) -> None:
         """Add the metrics of a fault that is not part of an iteration to the metrics of the next iteration."""
@@ -553,6 +564,13 @@ class Loop:
             self._move([self._change(c, Residency.OFF, before[c]) for c in there])
         return reduce_metrics(reports)
 
+    def _ranks_of(self, part: str) -> WorkerGroup | Ranks:
+        """Return the ranks of a component, or of the part of a component that is called so in the schedule."""
+        found = self._schedule.parts.get(part)
+        if found is None:
+            return self._groups[part]
+        return self._groups[found.component].execute_on(found.ranks)
+
     @staticmethod
     def _change(component: str, before: Residency, after: Residency) -> Move:
         return Move(component=component, before=before, after=after)
@@ -591,11 +609,12 @@ class Loop:
                 # Entry: all releases finish before the first acquire.
                 self.doing = (f"moves into {stage}", time.monotonic())
                 entered = self.clock.now()
-                self._moving_s = 0.0
                 waited_before_s = self._waited_s
                 self._enter(stage)
                 waiting_s = self._waited_s - waited_before_s
                 moves_s = max(0.0, self.clock.now() - entered - waiting_s)
+                # Of moves within the work of the stage; those before it are counted
+                self._moving_s = 0.0
                 at_work = 0.0
                 sync_s = 0.0
                 sends = any(step.sends_weights for step in steps)
@@ -704,7 +723,7 @@ class Loop:
 
     def _ask(self, moves: Sequence[Move]) -> list[tuple[Move, Pending]]:
         asked = [
-            (move, self._groups[move.component].move(move.after)) for move in moves
+            (move, self._ranks_of(move.component).move(move.after)) for move in moves
         ]
         self._held |= {
             move.component: max(move.after, self._held[move.component])
@@ -753,7 +772,7 @@ class Loop:
             # A component's waiting time counts once, even if it ran several methods.
             ranks = collected.pop(call.group.name, [{}] * len(call.calls))
             if not step.is_sync:
-                self.usage.worked(call.group.name, call.seconds(), ranks)
+                self._count_work(call, ranks)
             counted += ranks
         return counted
 
@@ -777,8 +796,13 @@ class Loop:
         """
         results = self._wait(pending)
         for call, ranks in zip(pending, results, strict=True):
-            self.usage.worked(call.group.name, call.seconds(), ranks)
+            self._count_work(call, ranks)
         return results
+
+    def _count_work(self, call: Pending, metrics: Sequence[Metrics]) -> None:
+        """Record the busy time of the accelerators of a call. `metrics`: those of each rank that was called."""
+        ranks = [each.slot.rank for each in call.calls]
+        self.usage.worked(call.group.name, call.seconds(), metrics, ranks)
 
     def _wait(self, pending: Sequence[Pending]) -> list[list[Any]]:
         """Wait for calls and for all pending moves. Return the results of the calls, by call and rank.

@@ -16,6 +16,7 @@ from typing import Literal, NamedTuple
 
 from rlplace import codes
 from rlplace.errors import AcceleratorOutOfMemory, Problem, WorkerError
+from rlplace.placement.language.lend import whole_component
 from rlplace.placement.language.slots import owner_of
 from rlplace.placement.memory.demands import Part
 from rlplace.placement.memory.ledger import (
@@ -88,8 +89,8 @@ class MemoryMonitor:
         self._verify = verify
         self._tell = tell
         self._told = set[tuple[str, Residency, bool]]()
-        # Component -> last report of each rank.
-        self._now: dict[str, Sequence[MoveReport]] = {}
+        # Component -> last report of each rank; None for a rank that has not moved yet.
+        self._now: dict[str, list[MoveReport | None]] = {}
         # (component, residency) -> highest bytes of each rank so far.
         self._seen: dict[tuple[str, Residency], list[int]] = {}
 
@@ -97,24 +98,28 @@ class MemoryMonitor:
     def _ledger(self) -> MemoryLedger:
         return self._case.ledger()
 
-    def moved(self, component: str, reports: Sequence[MoveReport]) -> None:
-        """Record the memory of a component after a move, and compare it with the memory proof.
+    def moved(self, part: str, reports: Sequence[MoveReport]) -> None:
+        """Record the memory of a component, or of a part of it, after a move, and compare it with the memory proof.
 
-        `reports`: the report of each rank, in the order of ranks.
+        `part`: name in the schedule. `reports`: the report of each of its ranks, in the order of ranks.
         """
-        self._now[component] = reports
-        for residency in {report.residency for report in reports}:
-            before = self._seen.get((component, residency), [0] * len(reports))
-            self._seen[component, residency] = [
-                max(most, report.accelerator_bytes)
-                for most, report in zip(before, reports, strict=True)
-            ]
-        self._compare(component, reports)
+        residents = self._placement.residents
+        component = whole_component(part)
+        size = self._placement.world_size(component)
+        moved = range(size)
+        if part in residents.parts:
+            moved = residents.parts[part].ranks
+        now = self._now.setdefault(component, [None] * size)
+        for rank, report in zip(moved, reports, strict=True):
+            now[rank] = report
+            seen = self._seen.setdefault((component, report.residency), [0] * size)
+            seen[rank] = max(seen[rank], report.accelerator_bytes)
+        self._compare(component, dict(zip(moved, reports, strict=True)))
 
-    def _compare(self, component: str, reports: Sequence[MoveReport]) -> None:
+    def _compare(self, component: str, reports: Mapping[int, MoveReport]) -> None:
         """Compare the measured bytes on the accelerators of a component's ranks with the memory proof.
 
-        `reports`: the report of each rank. The tolerance is the reserve or 5 % of the predicted bytes, whichever is
+        `reports`: rank -> its report. The tolerance is the reserve or 5 % of the predicted bytes, whichever is
         more, plus the predicted bytes that engines keep while they sleep. If the sum of all ranks on an accelerator
         exceeds its prediction by more, AcceleratorOutOfMemory is raised or the excess is reported, as `verify` says. If
         only a single rank exceeds its prediction by more, the excess is reported: in sum, the ranks fit.
@@ -122,7 +127,9 @@ class MemoryMonitor:
         if not self._case.counts(component):
             # There is no prediction for this component.
             return
-        for slot, report in zip(self._placement.slots(component), reports, strict=True):
+        slots = self._placement.slots(component)
+        for rank, report in reports.items():
+            slot = slots[rank]
             for accelerator in slot.accelerators if report.accelerator_bytes else ():
                 residents = self.on(accelerator)
                 mine = [
@@ -237,15 +244,17 @@ class MemoryMonitor:
         with the bytes measured at an earlier time, or else with the predicted bytes. An accelerator is checked only if
         a staying component holds more than predicted: otherwise the plan fits.
         """
-        coming = {move.component: move.after for move in moves}
-        for accelerator in sorted(
-            {
-                a
-                for c in coming
-                for slot in self._placement.slots(c)
-                for a in slot.accelerators
+        residents = self._placement.residents
+        # Component, or part of one -> the residency that it acquires.
+        parts = {move.component: move.after for move in moves}
+        entered = {a for part in parts for a in residents.accelerators(part)}
+        for accelerator in sorted(entered):
+            # Component -> its part that acquires memory here; an accelerator has one part of each.
+            coming = {
+                whole_component(part): after
+                for part, after in parts.items()
+                if accelerator in residents.accelerators(part)
             }
-        ):
             capacity = self._placement.topology.node_of(accelerator).memory_bytes
             staying = [r for r in self.on(accelerator) if r.component not in coming]
             if not capacity or all(r.size_bytes <= r.predicted_bytes for r in staying):
@@ -307,13 +316,14 @@ class MemoryMonitor:
         ):
             return error
         component = error.component
+        part = self._placement.residents.part_of(component, error.rank)
         entering = error.method == "move"
         lacking = cause.lacking_bytes
         fix = self._fix(
             cause.accelerator,
             str(error.stage),
             component,
-            held[component],
+            held[part],
             lacking,
             entering=entering,
         )

@@ -12,13 +12,16 @@ from rlplace.contract.stages import Step
 from rlplace.errors import WorkerError
 from rlplace.execution.loop import Loop
 from rlplace.metrics import Metrics, reduce_metrics
+from rlplace.placement.language.lend import lent_part
 from rlplace.placement.schedule import Move, Schedule, base_stage
 from rlplace.report.utilisation import overhead
 from rlplace.workers.launch.clock import CLOCK, Clock
 from rlplace.workers.launch.cluster import Lost
-from rlplace.workers.launch.group import Pending, WorkerGroup, deadline_passed
+from rlplace.workers.launch.group import Pending, Ranks, WorkerGroup, deadline_passed
 
 _GENERATING = ("env", "rollout")  # the components that run ahead
+_ENGINES = "rollout"
+_LENT = lent_part(_ENGINES)
 
 
 class Generated(NamedTuple):
@@ -37,6 +40,10 @@ class Generation:
     """Has env and engines generate the samples of one iteration after the other. No method waits for a worker.
 
     `under_way`: the running calls. `admitting`: whether generation of a further iteration may start.
+
+    Engines on accelerators that others lend join an iteration when these are free. They take part in every iteration,
+    if only at its end, since the iteration has a message for each engine. So the next iteration begins after they have
+    joined this one.
     """
 
     def __init__(
@@ -47,7 +54,15 @@ class Generation:
         iterations: int,
         first: int = 0,
         clock: Clock = CLOCK,
+        engines: Ranks | None = None,
+        lent: Ranks | None = None,
     ) -> None:
+        """Begin nothing yet.
+
+        `groups`: env and rollout. `ahead`: versions that generation may be ahead. `first`, `iterations`: the first
+        iteration, and the number of all. `engines`, `lent`: the ranks of rollout that generate all the time, and those
+        on lent accelerators; None: all ranks generate all the time.
+        """
         self.under_way: tuple[Pending, ...] = ()
         # Iteration -> its finished samples, until the loop takes them.
         self.over: dict[int, Generated] = {}
@@ -66,13 +81,24 @@ class Generation:
         self._pushed = -1
         # Newest version that the engines were asked to pull
         self._asked_for = -1
+        self._own = engines
+        self._engines: WorkerGroup | Ranks = engines or groups["rollout"]
+        self._lent = lent
+        # Running or finished call of engines on lent accelerators
+        self._joining: Pending | None = None
+        # Number of the first iteration that engines on lent accelerators have not joined
+        self._joined = first
 
     def anew(self, first: int) -> Generation:
         """Return a new Generation with the same groups and limits, which starts with iteration `first`."""
-        ahead = self._ahead
-        last = self._iterations
         return Generation(
-            self._groups, ahead=ahead, iterations=last, first=first, clock=self._clock
+            self._groups,
+            ahead=self._ahead,
+            iterations=self._iterations,
+            first=first,
+            clock=self._clock,
+            engines=self._own,
+            lent=self._lent,
         )
 
     @property
@@ -88,6 +114,28 @@ class Generation:
         Busy engines load the version between two engine steps. For idle engines, `go_on` starts the loading.
         """
         self._pushed = version
+
+    def join(self, iteration: int) -> None:
+        """Have engines on lent accelerators take part in an iteration that has begun. They have to be resident.
+
+        Do nothing without such engines, if they have joined already, or if the iteration has not begun.
+        """
+        if self._lent is None or not self._joined <= iteration < self._begun:
+            return
+        self._joined = iteration + 1
+        joined = self._lent.generate(iteration)
+        self._joining = joined
+        self.under_way = (*self.under_way, joined)
+        if iteration in self.over:
+            # All samples are there; these engines only hear of the end.
+            found = self.over[iteration]
+            self.over[iteration] = found._replace(calls=(*found.calls, joined))
+
+    def has_left(self, iteration: int) -> bool:
+        """Return whether engines on lent accelerators have taken part in an iteration and are done."""
+        if self._joining is None or self._joined <= iteration:
+            return False
+        return self._joining.done()
 
     def go_on(self) -> None:
         """If all running calls have ended, record the finished iteration in `over`, and start the next iteration.
@@ -113,12 +161,14 @@ class Generation:
             return calls
         if self._asked_for < self._pushed:
             self._asked_for = self._pushed
-            calls.append(self._groups["rollout"].pull_weights(self._pushed))
+            calls.append(self._engines.pull_weights(self._pushed))
         early = self._begun - self._pushed > self._ahead
-        if self.admitting and not early and self._begun < self._iterations:
+        # Its messages to engines that have not joined would be taken in the next iteration.
+        apart = self._lent is not None and self._joined < self._begun
+        if self.admitting and not (early or apart) and self._begun < self._iterations:
             calls += [
                 self._groups["env"].run(self._begun),
-                self._groups["rollout"].generate(self._begun),
+                self._engines.generate(self._begun),
             ]
             self._begun, self._began_s = self._begun + 1, self._clock.now()
         return calls
@@ -143,13 +193,29 @@ class Overlap(Loop):
     def _generation(self) -> Generation:
         ahead = self._schedule.needs.ahead
         last = self._runner.total_iterations
+        engines = lent = None
+        if self._lends:
+            engines = self._part(_ENGINES)
+            lent = self._part(_LENT)
         return Generation(
             self._groups,
             ahead=ahead,
             iterations=last,
             first=self.version,
             clock=self.clock,
+            engines=engines,
+            lent=lent,
         )
+
+    @property
+    def _lends(self) -> bool:
+        """Whether a part of the engines is on accelerators that other components lend."""
+        return _LENT in self._schedule.parts
+
+    def _part(self, part: str) -> Ranks:
+        """Return the ranks of a part of a component."""
+        found = self._schedule.parts[part]
+        return self._groups[found.component].execute_on(found.ranks)
 
     def iteration(self, index: int) -> dict[str, float]:
         """Run iteration `index` and return its metrics, as Loop does.
@@ -246,6 +312,7 @@ class Overlap(Loop):
         iteration are generated, and adds the metrics of their generation. `index`: index of the iteration.
         """
         if step is self._work.evaluation:
+            self._generation.join(index)
             self._wait_until(lambda: not self._generation.under_way, ())
             return super()._do(stage, step, index)
         base = base_stage(stage)
@@ -269,18 +336,30 @@ class Overlap(Loop):
         """
         pushing = [call for call in step.calls if call.component not in _GENERATING]
         pending = [self._asked(call, index) for call in pushing]
+        if self._lends:
+            # They sleep outside of these stages, so they load each version here.
+            pending.append(self._part(_LENT).pull_weights(self.version))
         self._generation.push(self.version)
         return [rank for group in self._wait(pending) for rank in group]
 
     def _begin_generating(self, step: Step, index: int) -> list[Metrics]:
         """Start the scoring calls of a rollout step, and generation if an iteration is due. Return an empty list.
 
-        This method does not wait for the calls: learners take the samples group by group.
+        This method does not wait for the calls: learners take the samples group by group. Only engines on lent
+        accelerators are waited for: they have to leave them before the lenders go on.
         """
         scoring = [call for call in step.calls if call.component not in _GENERATING]
         self._generation.admitting = True
         self._scoring = [self._asked(call, index) for call in scoring]
-        self._generation.go_on()
+        generation = self._generation
+        generation.go_on()
+        if self._lends:
+
+            def over() -> bool:
+                generation.join(index)
+                return generation.has_left(index)
+
+            self._wait_until(over, ())
         return []
 
     def _wait(self, pending: Sequence[Pending]) -> list[list[Any]]:

@@ -84,10 +84,18 @@ class Space:
 
         `plan`: the plan of the config. `fixed`: components that keep their place. `accelerators`: allowed numbers of
         accelerators of a plan; empty: any number. `varied`: key -> value, for keys outside of the placement in which
-        `config` differs from the config `written` by the user; None: no keys. Raises ConfigError for unknown components
-        and for more accelerators than the cluster has.
+        `config` differs from the config `written` by the user; None: no keys. Raises ConfigError for unknown
+        components, for more accelerators than the cluster has, and for a plan with lent accelerators.
         """
         placement = plan.placement
+        for component in placement.residents.borrowers:
+            raise config_error(
+                "cannot-lend",
+                "cluster.lend",
+                error="searched",
+                borrower=component,
+                lender=placement.spec(component).lenders[0],
+            )
         for name in fixed:
             if name not in placement.components:
                 raise config_error(

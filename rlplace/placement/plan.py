@@ -20,12 +20,14 @@ from rlplace.placement.language.hybrid import (
     HybridComponentPlacement,
     read_component_placement,
 )
+from rlplace.placement.language.lend import wrong_borrowers
 from rlplace.placement.machines.topology import Topology
 from rlplace.placement.schedule import (
     OPTIONAL,
     Needs,
     Schedule,
     find_clashes,
+    offload_of_parts,
     placed_names,
     schedule_of,
     split_stages,
@@ -110,7 +112,8 @@ class Rules:
 
     `optional`: components that may be placed in addition to those of the stages. `blocks`: component -> key of its
     config block, if that is not its name. `check`, `waste`: functions that yield the problems and the warnings of a
-    placement. `routes`: function that returns the routes of a job that is only planned.
+    placement. `routes`: function that returns the routes of a job that is only planned. `borrowers`: the roles that can
+    work on accelerators which other components lend.
     """
 
     # Components that may be placed, besides those that the stages name.
@@ -122,6 +125,7 @@ class Rules:
     waste: Callable[[Placed], Iterable[Problem]] = _nothing
     # Routes that a plan-only job would use.
     routes: Callable[[HybridComponentPlacement], tuple[Route, ...]] = _no_routes
+    borrowers: tuple[str, ...] = ()
 
 
 def plan_components(
@@ -145,20 +149,28 @@ def plan_components(
     needs = needs or text_needs(placed_names(cluster.component_placement))
     needs = dataclasses.replace(needs, shared=cluster.shared)
     components = needs.components
+    unable = list(wrong_borrowers(cluster.lend, components, rules.borrowers))
+    if unable:
+        # Checked further without lending
+        cluster = dataclasses.replace(cluster, lend={})
     specs, groups, problems = read_component_placement(
         cluster, topology, components, places, rules.optional
     )
+    problems = unable + problems
     # The components placed correctly are checked further even if others are not, so that all problems come at once.
     placed = {c: spec for c, spec in specs.items() if c in components}
     placement = HybridComponentPlacement.of(placed, groups)
     leaving = {c: c in offload for c in components}
-    active = split_stages(needs, placement, leaving)
+    residents = placement.residents
+    needs = needs.with_lent(residents.borrowers)
+    leaving_parts = offload_of_parts(residents, leaving)
+    active = split_stages(needs, residents, leaving_parts)
     allowed = cluster.allow_resident
     checked = Placed(
         cluster=cluster, components=components, placement=placement, active=active
     )
     found = [
-        *find_clashes(placement, active, leaving, allowed, rules.blocks),
+        *find_clashes(residents, active, leaving_parts, allowed, rules.blocks),
         *rules.check(checked),
     ]
     problems += [_written(problem, places) for problem in found]
@@ -170,7 +182,7 @@ def plan_components(
         placement=placement,
         needs=needs,
         offload=leaving,
-        schedule=schedule_of(placement, active, leaving),
+        schedule=schedule_of(residents, active, leaving_parts, residents.parts),
         routes=rules.routes(placement),
         security=cluster.comm.security,
         warnings=tuple(_written(problem, places) for problem in warnings),

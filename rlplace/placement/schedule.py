@@ -30,6 +30,12 @@ from typing import Protocol
 
 from rlplace.codes import Reason, problem
 from rlplace.errors import Problem
+from rlplace.placement.language.lend import (
+    PartOfRanks,
+    Residents,
+    lent_part,
+    whole_component,
+)
 from rlplace.placement.language.spec import role_of
 from rlplace.units import counted
 
@@ -67,7 +73,8 @@ class Needs:
     in the stages that have it. `divisible`: stages whose components do not depend on each other, so that they may be
     split. `early`: component -> an earlier stage in which its work may start. `ahead`: policy versions that rollout may
     run ahead of learning; above 0, rollout continues during every stage. `shared`: whether other runs use the same
-    accelerators in turns.
+    accelerators in turns. `lent`: the parts of components that are on lent accelerators; such a part works in the
+    stages that name it, and never ahead.
     """
 
     stages: tuple[str, ...]
@@ -81,6 +88,24 @@ class Needs:
     ahead: int = 0
     # Other runs use the accelerators in turns: whatever may leave them does, in stages in which it does not work.
     shared: bool = False
+    # Parts of components on lent accelerators, such as "rollout (lent)"
+    lent: tuple[str, ...] = ()
+
+    def with_lent(self, components: Iterable[str]) -> Needs:
+        """Return the needs with a further part for each of `components`, which is on accelerators that others lend.
+
+        The part needs in each stage what its component needs there.
+        """
+        lent = tuple(lent_part(component) for component in components)
+        if not lent:
+            return self
+        residency: dict[str, Mapping[str, Residency]] = {}
+        for stage, row in self.residency.items():
+            parts = {
+                p: row[whole_component(p)] for p in lent if whole_component(p) in row
+            }
+            residency[stage] = {**row, **parts}
+        return dataclasses.replace(self, residency=residency, lent=lent)
 
     @property
     def components(self) -> tuple[str, ...]:
@@ -102,7 +127,10 @@ class Needs:
         If rollout runs ahead of learning (`ahead` above 0), the stage "rollout" runs during every other stage. A
         component may then work for both stages at once.
         """
-        at_once = dict.fromkeys(("rollout", stage) if self.ahead else (stage,))
+        if not self.ahead or component in self.lent:
+            at_once = {stage: None}
+        else:
+            at_once = dict.fromkeys(("rollout", stage))
         return tuple(s for s in at_once if component in self.residency[s])
 
     def peak(self, component: str) -> Residency:
@@ -235,6 +263,9 @@ class Schedule:
     `needs`: needs of the algorithm, by these stages. `residency`: stage -> component -> its residency. `first`: the
     moves into the first stage at the start, when every component is off. `entries`: stage -> the moves on entry from
     the stage before it; the stage before the first stage is the last stage.
+
+    A component with ranks on lent accelerators has two entries in each row of `residency`: its own ranks by its name,
+    and the other ranks by the name of `lent_part`. `parts`: such a name -> the component and its ranks.
     """
 
     stages: tuple[str, ...]
@@ -244,6 +275,8 @@ class Schedule:
     first: Transition  # into the first stage, from everything off
     # For display and counts: stage -> transition from the stage before it; the first stage follows the last.
     entries: Mapping[str, Transition]
+    # Name in `residency` -> its ranks, for components of which a part is on lent accelerators.
+    parts: Mapping[str, PartOfRanks] = dataclasses.field(default_factory=dict)
 
     def between(self, before: str, after: str) -> Transition:
         """Return the moves from stage `before` directly to stage `after`. The two need not be neighbours."""
@@ -251,10 +284,14 @@ class Schedule:
 
     @property
     def active(self) -> Mapping[str, tuple[str, ...]]:
-        """Stage -> the components that work in that stage. They work at the same time."""
+        """Stage -> the components that work in that stage. They work at the same time.
+
+        A component on lent accelerators is named once.
+        """
         needed = self.needs.residency
+        lent = self.needs.lent
         return {
-            stage: tuple(c for c in needed[stage] if c in row)
+            stage: tuple(c for c in needed[stage] if c in row and c not in lent)
             for stage, row in self.residency.items()
         }
 
@@ -269,15 +306,27 @@ class Schedule:
             for stage, working in self.active.items()
         }
 
+    def parts_of(self, component: str) -> tuple[str, ...]:
+        """Return the names of a component's parts in `residency`: its own name, and that of a part that is lent."""
+        lent = lent_part(component)
+        if lent in self.parts:
+            return (component, lent)
+        return (component,)
+
 
 def schedule_of(
-    placement: Sharing, needs: Needs, offload: Mapping[str, bool]
+    placement: Sharing,
+    needs: Needs,
+    offload: Mapping[str, bool],
+    parts: Mapping[str, PartOfRanks] | None = None,
 ) -> Schedule:
     """Return the residency of each component in each stage, and the moves between stages.
 
     `offload`: component -> whether it may release accelerators. A component that may, and that shares accelerators with
     a component of another stage or with another run, has in each stage only the residency that it needs. All other
-    components stay full in all stages; `find_clashes` reports the components that are not allowed to stay.
+    components stay full in all stages; `find_clashes` reports the components that are not allowed to stay. `parts`: of
+    components of which a part is on lent accelerators; `placement`, `needs` and `offload` name such parts like
+    components.
     """
     active = split_stages(needs, placement, offload)
     falling = {
@@ -298,6 +347,7 @@ def schedule_of(
         stages=active.stages,
         needs=active,
         residency=residency,
+        parts=parts or {},
         first=_transition(
             first, dict.fromkeys(placement.components, Residency.OFF), residency[first]
         ),
@@ -310,6 +360,18 @@ def schedule_of(
     )
 
 
+def offload_of_parts(
+    residents: Residents, offload: Mapping[str, bool]
+) -> dict[str, bool]:
+    """Return part of a component -> whether it may release accelerators: what is true of its component.
+
+    `offload`: component -> whether it may release accelerators; False if it is missing.
+    """
+    return {
+        part: offload.get(whole_component(part), False) for part in residents.components
+    }
+
+
 def find_clashes(
     placement: Sharing,
     needs: Needs,
@@ -320,12 +382,12 @@ def find_clashes(
     """Yield a problem for each component without offload that stays on accelerators which another component needs.
 
     Two components are allowed to stay if some stage needs both at their peak, since they must fit together anyway.
-    `needs`: the needs, split into sub-stages. `offload`: component -> whether it may release accelerators.
-    `allow_resident`: components that may always stay. `blocks`: component -> key of its config block, if the key is not
-    its name.
+    `needs`: the needs, split into sub-stages. `offload`: component, or part of it -> whether it may release
+    accelerators. `allow_resident`: components that may always stay. `blocks`: component -> key of its config block, if
+    the key is not its name.
     """
     for component in placement.components:
-        if offload[component] or component in allow_resident:
+        if offload[component] or whole_component(component) in allow_resident:
             continue
         hindered = [
             o
@@ -350,14 +412,15 @@ def find_clashes(
         error = "several"
         if len(hindered) == 1:
             error = "one"
-        block = blocks.get(component, component)
+        whole = whole_component(component)
+        block = blocks.get(whole, whole)
         yield problem(
             "residents-clash",
             f"{block}.enable_offload",
             "enable_offload: false",
             error=error,
             reasons=reasons,
-            component=component,
+            component=whole,
             others=" and ".join(hindered),
             block=block,
         )

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping
 
 from rlplace.placement.channels import ChannelPlan
 from rlplace.placement.flow import Delivery, DeviceDelivery, Route, Routes, Transport
+from rlplace.placement.language.lend import whole_component
 from rlplace.placement.language.spec import role_of
 from rlplace.placement.machines.topology import Ranges, Topology, show_range
 from rlplace.placement.memory.demands import Part
@@ -218,10 +219,10 @@ def count_traffic(plan: Plan, ledger: MemoryLedger) -> Traffic:
     for entry in plan.schedule.entries.values():
         for move in (*entry.releases, *entry.acquires):
             before, after = (
-                ledger.host_bytes(move.component, level)
+                ledger.host_bytes(whole_component(move.component), level)
                 for level in (move.before, move.after)
             )
-            changes.append((after - before) * plan.placement.world_size(move.component))
+            changes.append((after - before) * _ranks_of(plan, move.component))
     syncs = weight_transfers(plan)
     weights: Counter[Transport] = Counter()
     for transfer in syncs:
@@ -242,6 +243,14 @@ def count_traffic(plan: Plan, ledger: MemoryLedger) -> Traffic:
         weights_bytes=dict(weights),
         least_s=least_s,
     )
+
+
+def _ranks_of(plan: Plan, part: str) -> int:
+    """Return the number of ranks of a component, or of the part of a component that the schedule calls so."""
+    found = plan.schedule.parts.get(part)
+    if found is None:
+        return plan.placement.world_size(part)
+    return len(found.ranks)
 
 
 def weight_transfers(plan: Plan) -> list[Transfer]:
@@ -299,22 +308,24 @@ def least_move_seconds(
         default=0.0,
     )
     accelerators = len(plan.placement.accelerators(component))
+    parts = plan.schedule.parts_of(component)
     if emulated(plan.topology) or not pcie or not accelerators:
         return
     for stage, entry in plan.schedule.entries.items():
         moves = [
             move
             for move in (*entry.releases, *entry.acquires)
-            if move.component == component
+            if move.component in parts
         ]
         copied = [
             abs(
                 ledger.host_bytes(component, m.after)
                 - ledger.host_bytes(component, m.before)
             )
+            * _ranks_of(plan, m.component)
             for m in moves
         ]
-        if size := sum(copied) * plan.placement.world_size(component):
+        if size := sum(copied):
             yield stage, size / accelerators / (1e9 * pcie)
 
 

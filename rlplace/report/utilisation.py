@@ -112,18 +112,23 @@ class Usage:
         self._totals: dict[str, StageUse] = {}
 
     def worked(
-        self, component: str, seconds: Sequence[float], ranks: Sequence[Metrics]
+        self,
+        component: str,
+        seconds: Sequence[float],
+        metrics: Sequence[Metrics],
+        ranks: Sequence[int] | None = None,
     ) -> None:
         """Add the work of a component's ranks: their seconds inside a method minus the waiting that they report.
 
-        `seconds`: for each rank, its seconds inside the method. `ranks`: for each rank, its metrics, which contain its
-        waiting.
+        `seconds`: for each rank, its seconds inside the method. `metrics`: for each rank, its metrics, which contain
+        its waiting. `ranks`: the ranks; None: all ranks of the component.
         """
-        for held, inside, metrics in zip(
-            self._occupancy[component], seconds, ranks, strict=True
-        ):
+        places = self._occupancy[component]
+        if ranks is not None:
+            places = [places[rank] for rank in ranks]
+        for held, inside, reported in zip(places, seconds, metrics, strict=True):
             waited = 0.0
-            for name, metric in metrics.items():
+            for name, metric in reported.items():
                 if name.rpartition("/")[2] in _WAITING:
                     waited += metric.value
             busy = max(0.0, inside - waited)

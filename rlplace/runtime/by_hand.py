@@ -35,7 +35,7 @@ from rlplace.placement.language.spec import role_of
 from rlplace.placement.schedule import Move, Residency, base_stage
 from rlplace.workers.launch import group as groups
 from rlplace.workers.launch.cluster import Cluster
-from rlplace.workers.launch.group import Pending, WorkerGroup, wait_all
+from rlplace.workers.launch.group import Pending, Ranks, WorkerGroup, wait_all
 from rlplace.workers.worker import Worker
 
 if TYPE_CHECKING:  # the public names come without what a run needs
@@ -171,7 +171,8 @@ class JobOnCluster:
         group.job = self
         group.name = name or self._name_of(component)
         self._groups[component] = group
-        self._held[component] = Residency.OFF
+        for part in spec.plan.schedule.parts_of(component):
+            self._held[part] = Residency.OFF
         return group
 
     def _name_of(self, component: str) -> str:
@@ -231,8 +232,15 @@ class JobOnCluster:
         self._move([move for move in moves if move.after > move.before])
 
     def _move(self, moves: Sequence[Move]) -> None:
-        begun = [self._groups[move.component].move(move.after) for move in moves]
+        begun = [self._ranks_of(move.component).move(move.after) for move in moves]
         wait_all(begun, self.spec.config.runner.stage_timeout_s)
+
+    def _ranks_of(self, part: str) -> WorkerGroup | Ranks:
+        """Return the ranks of a component, or of the part of a component that is called so in the schedule."""
+        found = self.spec.plan.schedule.parts.get(part)
+        if found is None:
+            return self._groups[part]
+        return self._groups[found.component].execute_on(found.ranks)
 
     def _note_move(
         self,
@@ -248,7 +256,8 @@ class JobOnCluster:
         residency = Residency.FULL if method == "onload" else Residency.OFF
         if method == "move":
             residency = args[0] if args else kwargs["to"]
-        self._held[component] = residency
+        for part in self.spec.plan.schedule.parts_of(component):
+            self._held[part] = residency
 
     def _counted(
         self, call: Call, args: tuple[Any, ...], kwargs: Mapping[str, Any]

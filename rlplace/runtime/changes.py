@@ -73,6 +73,7 @@ def plan_changes(
         total_iterations=config.runner.total_iterations,
         on_node_loss=config.faults.on_node_loss,
         elastic=config.cluster.elastic,
+        lends=bool(plan.schedule.parts),
     )
     wrong = [
         dataclasses.replace(found, source=source_of(found.key, sources))

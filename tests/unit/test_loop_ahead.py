@@ -19,7 +19,7 @@ from rlplace.placement import Topology
 from rlplace.placement.memory.ledger import MemoryCase
 from rlplace.placement.plan import plan_components
 from rlplace.placement.schedule import text_needs
-from rlplace.workers.launch.group import WorkerGroup
+from rlplace.workers.launch.group import Ranks, WorkerGroup
 from tests.open_calls import OpenGroup
 
 
@@ -100,6 +100,65 @@ def test_nothing_begins_while_nothing_is_admitted() -> None:
     assert stage.end() == []
     stage.generation.admitting = True
     assert stage.go_on() == ["env run 1", "rollout generate 1"]
+
+
+class Lending(Stage):
+    """Some engines generate all the time, and others are on accelerators that the actor lends."""
+
+    def __init__(self, *, iterations: int = 100) -> None:
+        self.log = []
+        names = ("env", "rollout", "rollout (lent)")
+        self.groups = {name: OpenGroup(name, self.log) for name in names}
+        groups = {name: cast(WorkerGroup, group) for name, group in self.groups.items()}
+        engines, lent = (cast(Ranks, self.groups[name]) for name in names[1:])
+        self.generation = Generation(
+            groups, ahead=1, iterations=iterations, engines=engines, lent=lent
+        )
+
+    def join(self, iteration: int) -> list[str]:
+        before = len(self.log)
+        self.generation.join(iteration)
+        return self.log[before:]
+
+
+def test_engines_on_lent_accelerators_join_each_iteration_once() -> None:
+    stage = Lending()
+    assert stage.join(0) == []  # it has not begun
+    stage.push(0)
+    assert stage.join(0) == ["rollout (lent) generate 0"]
+    assert not stage.generation.has_left(0)
+    assert stage.join(0) == []
+    assert stage.end() == ["env run 1", "rollout generate 1"]
+    assert stage.generation.has_left(0)
+    assert not stage.generation.has_left(1)
+    assert [c.calls[0].slot.component for c in stage.generation.over[0].calls] == [
+        "rollout",
+        "env",
+        "rollout",
+        "rollout (lent)",
+    ]
+
+
+def test_the_next_iteration_begins_when_lent_engines_have_taken_their_end_of_this_one() -> (
+    None
+):
+    stage = Lending()
+    stage.push(0)
+    stage.join(0)
+    stage.end()
+    assert stage.end() == []
+    assert list(stage.generation.over) == [0, 1]
+    # The samples are there, so a checkpoint waits for nothing.
+    assert stage.generation.under_way == ()
+    # The lenders still work: iteration 2 is due, and would take the end of iteration 1 for its own.
+    assert stage.push(1) == ["rollout pull_weights 1"]
+    assert stage.end() == []
+    assert stage.join(1) == ["rollout (lent) generate 1"]
+    assert stage.go_on() == []
+    assert stage.end() == ["env run 2", "rollout generate 2"]
+    assert len(stage.generation.over[1].calls) == 3
+    fresh = stage.generation.anew(1)
+    assert not fresh.has_left(1)
 
 
 EVERYTHING = (

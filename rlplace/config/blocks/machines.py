@@ -208,6 +208,10 @@ class ClusterConfig:
         "other runs use the accelerators in turns: what has enable_offload leaves them while it does not work",
         False,
     )
+    lend: Mapping[str, str | None] = knob(
+        "component -> the one that works on its accelerators while it waits, such as actor: rollout; null: none",
+        dict,
+    )
     changes: tuple[ChangeConfig, ...] = knob(
         "changes of the placement during the run, in the order of iterations", ()
     )

@@ -72,6 +72,7 @@ def plan_of(
         check=check,
         waste=wasted,
         routes=lambda placement: _routes(config, placement),
+        borrowers=("rollout",),
     )
     plan = plan_components(
         config.cluster,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections.abc import Mapping, Sequence
 
@@ -11,6 +12,7 @@ from rlplace.errors import PlacementError, Problem, Source, did_you_mean
 from rlplace.placement.language.block import read_block
 from rlplace.placement.language.group_blocks import read_node_groups
 from rlplace.placement.language.groups import NodeGroups
+from rlplace.placement.language.lend import Residents, lend_accelerators
 from rlplace.placement.language.slots import (
     ComponentPlacementStrategy,
     HasTopology,
@@ -118,6 +120,11 @@ class HybridComponentPlacement:
         """
         return {name: spec.canonical() for name, spec in self._specs.items()}
 
+    @functools.cached_property
+    def residents(self) -> Residents:
+        """The parts of components that have a residency of their own, such as ranks on lent accelerators."""
+        return Residents(self._specs)
+
     def shared(self, a: str, b: str) -> Ranges:
         """Return the accelerators that both components use."""
         return self.accelerators(a) & self.accelerators(b)
@@ -169,10 +176,12 @@ def read_component_placement(
     `optional`: further roles that may be placed.
     """
     cluster: ClusterConfig | Mapping[str, object]
+    lend: object
     cluster = cfg.cluster if isinstance(cfg, Config) else cfg
     if isinstance(cluster, ClusterConfig):
         block: object = cluster.component_placement
         groups: object = cluster.node_groups
+        lend = cluster.lend
     else:
         # A whole config, its cluster block, or the placements alone.
         inner = cluster.get("cluster", cluster)
@@ -180,6 +189,11 @@ def read_component_placement(
             inner = {"component_placement": inner}
         block = inner.get("component_placement")
         groups = inner.get("node_groups") or ()
+        lend = inner.get("lend")
     node_groups, problems = read_node_groups(groups, topology, sources)
     specs, more = read_block(block, node_groups, components, sources, optional)
-    return specs, node_groups, [*problems, *more]
+    problems += more
+    if isinstance(lend, Mapping) and lend and not problems:
+        specs, unlent = lend_accelerators(specs, lend)
+        problems += unlent
+    return specs, node_groups, problems

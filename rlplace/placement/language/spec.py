@@ -143,7 +143,8 @@ class ComponentSpec:
 
     `pool`: what the numbers count. `written`: the segments in numbers of the pool, by rank. `key`: key path in the
     config. `text`: the placement text as written. `parallel`: its parallel sizes. `process`: the components whose ranks
-    share processes, such as "env+rollout"; "": each rank has a process of its own.
+    share processes, such as "env+rollout"; "": each rank has a process of its own. `lent_ranks`: how many of the last
+    ranks are on accelerators that `lenders`, other components, lend.
     """
 
     name: str
@@ -154,6 +155,9 @@ class ComponentSpec:
     parallel: Parallel = Parallel()
     # "env+rollout": they share processes, rank by rank; "": each rank has its own.
     process: str = ""
+    # The last ranks, which are on accelerators of other components
+    lent_ranks: int = 0
+    lenders: tuple[str, ...] = ()  # these other components
 
     @functools.cached_property
     def segments(self) -> tuple[Segment, ...]:
@@ -172,6 +176,27 @@ class ComponentSpec:
     def accelerators(self) -> Ranges:
         """The component's accelerators, numbered over the cluster; empty for a component on nodes or other hardware."""
         return Ranges.of(s.accelerators for s in self.segments)
+
+    @property
+    def own_ranks(self) -> range:
+        """The ranks on accelerators that the component's own placement names."""
+        return range(self.world_size - self.lent_ranks)
+
+    @functools.cached_property
+    def own_accelerators(self) -> Ranges:
+        """The accelerators that the component's own placement names, numbered over the cluster."""
+        return self._accelerators_of(self.own_ranks)
+
+    @functools.cached_property
+    def lent_accelerators(self) -> Ranges:
+        """The accelerators that other components lend, numbered over the cluster; empty if none are lent."""
+        return self._accelerators_of(range(self.own_ranks.stop, self.world_size))
+
+    def _accelerators_of(self, ranks: range) -> Ranges:
+        """Return the accelerators of segments whose first rank is in `ranks`. No segment has own and lent ranks."""
+        return Ranges.of(
+            s.accelerators for s in self.segments if s.ranks.start in ranks
+        )
 
     @functools.cached_property
     def locations(self) -> RankLocations:
@@ -231,16 +256,23 @@ class ComponentSpec:
         return max((s.accelerators_per_rank for s in self.segments), default=1)
 
     def render(self) -> str:
-        """Return the placement as placement text in plain numbers. The text gives the same ranks in the same places."""
+        """Return the placement as placement text in plain numbers. The text gives the same ranks in the same places.
+
+        Ranks on accelerators that others lend are left out, as in `canonical`.
+        """
         return quote(self.canonical(), inside=False)
 
     def canonical(self) -> str | dict[str, object]:
-        """Return the placement as a value for the config: a text if a text can say all of it, else a block."""
+        """Return the placement as a value for the config: a text if a text can say all of it, else a block.
+
+        Ranks on accelerators that others lend are left out, since `cluster.lend` adds them.
+        """
         parallel = self.parallel
         block = dict[str, object]()
         if self.node_group != WHOLE_CLUSTER:
             block["node_group"] = self.node_group
-        block["placement"] = text = render_segments(self.written)
+        own = [s for s in self.written if s.ranks.start in self.own_ranks]
+        block["placement"] = text = render_segments(own)
         if parallel.tensor_parallel_size > 1:
             block["tensor_parallel_size"] = parallel.tensor_parallel_size
         if parallel.context_parallel_size > 1:

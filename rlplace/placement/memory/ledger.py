@@ -19,6 +19,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import Any, Literal
 
 from rlplace.placement.language.hybrid import HybridComponentPlacement
+from rlplace.placement.language.lend import lent_part
 from rlplace.placement.machines.topology import Ranges
 from rlplace.placement.memory.demands import (
     ONCE,
@@ -35,6 +36,7 @@ from rlplace.placement.schedule import (
     Residency,
     Schedule,
     base_stage,
+    offload_of_parts,
     schedule_of,
 )
 from rlplace.units import counted
@@ -333,11 +335,13 @@ class MemoryLedger:
 class Occupancy:
     """All ranks of one component that have equally many accelerators each.
 
-    `accelerators_per_rank`: 0 for ranks that use only a host.
+    `accelerators_per_rank`: 0 for ranks that use only a host. `part`: the part of the component to which they belong,
+    if some of its ranks are on lent accelerators; else the component.
     """
 
     component: str
     accelerators_per_rank: int
+    part: str
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -387,12 +391,15 @@ def accelerator_classes(
         for run in node.alike:
             hardware[first] = (node.kind, run.memory_bytes)
             first += run.count
+    residents = placement.residents
     # Accelerator -> (occupancy, ranks added or, below 0, removed) from that accelerator on.
     changes: dict[int, list[tuple[Occupancy, int]]] = {}
     for component in placement.components:
         for segment in placement.spec(component).segments:
             occupancy = Occupancy(
-                component=component, accelerators_per_rank=segment.accelerators_per_rank
+                component=component,
+                accelerators_per_rank=segment.accelerators_per_rank,
+                part=residents.part_of(component, segment.ranks.start),
             )
             ranks = segment.ranks_per_accelerator
             numbers = segment.accelerators
@@ -430,10 +437,16 @@ def host_classes(placement: HybridComponentPlacement) -> tuple[OccupancyClass, .
     hosted: list[dict[Occupancy, int]] = [{} for _ in placement.topology.nodes]
     for component in placement.components:
         at = placement.locations(component)
-        for (node, each), ranks in Counter(zip(at.node, at.count, strict=True)).items():
-            hosted[node][Occupancy(component=component, accelerators_per_rank=each)] = (
-                ranks
+        parts = [component] * len(at.node)
+        lent = placement.spec(component).lent_ranks
+        if lent:
+            parts[-lent:] = [lent_part(component)] * lent
+        found_here = Counter(zip(at.node, at.count, parts, strict=True))
+        for (node, each, part), ranks in found_here.items():
+            occupancy = Occupancy(
+                component=component, accelerators_per_rank=each, part=part
             )
+            hosted[node][occupancy] = ranks
     found: dict[
         tuple[str, int, int, tuple[tuple[Occupancy, int], ...]], list[range]
     ] = {}
@@ -517,8 +530,10 @@ class MemoryCase:
         A component that cannot leave accelerators which another component needs stays on them here. `find_clashes`
         would report this as an error; the ledger decides by bytes whether it fits.
         """
-        leaving = {c: self.offload.get(c, False) for c in self.placement.components}
-        return schedule_of(self.placement, self.needs, leaving)
+        residents = self.placement.residents
+        needs = self.needs.with_lent(residents.borrowers)
+        leaving = offload_of_parts(residents, self.offload)
+        return schedule_of(residents, needs, leaving, residents.parts)
 
     def ledger(self) -> MemoryLedger:
         components = self.placement.components
@@ -660,11 +675,12 @@ def _count_accelerators(
         for occupancy, ranks in used.ranks.items():
             component = occupancy.component
             footprint = footprints[occupancy]
-            _add(holds, component, footprint.held[residency[component]], ranks)
+            held = residency[occupancy.part]
+            _add(holds, component, footprint.held[held], ranks)
             for stage in (
                 ()
                 if moment.entering
-                else schedule.needs.active_stages(moment.stage, component)
+                else schedule.needs.active_stages(moment.stage, occupancy.part)
             ):
                 _add(
                     holds,
@@ -672,7 +688,7 @@ def _count_accelerators(
                     footprint.working.get(base_stage(stage), {}),
                     ranks,
                 )
-            if moment.start and residency[component] > Residency.OFF:
+            if moment.start and held > Residency.OFF:
                 loading.append((component, footprint.loading))
         # Components load one after another, so only the largest loading counts.
         _add(
@@ -710,7 +726,7 @@ def _count_hosts(
             _add(
                 holds,
                 component,
-                footprints[occupancy].host.get(residency[component], {}),
+                footprints[occupancy].host.get(residency[occupancy.part], {}),
                 ranks,
             )
         loads.append(_load(moment, holds))

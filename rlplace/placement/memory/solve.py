@@ -27,7 +27,7 @@ from rlplace.placement.memory.formulas import COPY_BYTES_PER_S
 from rlplace.placement.memory.ledger import Account, MemoryCase, MemoryLedger
 from rlplace.placement.memory.records import show_room
 from rlplace.placement.schedule import Residency
-from rlplace.units import plural, show_bytes, verb
+from rlplace.units import counted, plural, show_bytes, verb
 
 SPARE = 0.05  # share of each accelerator that stays free if memory.reserve keeps nothing: the formulas are not exact
 _LEAST = 0.01
@@ -443,6 +443,7 @@ def _changes(case: MemoryCase, short: Account) -> Iterator[Remedy]:
             if isinstance(demand, kind) and attrgetter(key)(demand.block) != value:
                 yield _change(case, component, key, value, cost)
     if case.job is not None:
+        yield from _without_lending(case)
         for component in holders:
             yield from _more_ranks(case, component)
         for component in holders:
@@ -453,6 +454,17 @@ def _changes(case: MemoryCase, short: Account) -> Iterator[Remedy]:
         for component in holders:
             yield from _other_training(case, component)
             yield from _other_engine(case, component)
+
+
+def _without_lending(case: MemoryCase) -> Iterator[Remedy]:
+    """Yield the change that lends no accelerators, for a plan that lends some."""
+    for component in case.placement.components:
+        spec = case.placement.spec(component)
+        if spec.lent_ranks:
+            lines = dict.fromkeys(f"cluster.lend.{name}" for name in spec.lenders)
+            fix = "\nand: ".join(f"{line}: null" for line in lines)
+            cost = f"{counted(spec.lent_ranks, 'rank')} fewer, on accelerators that are idle meanwhile"
+            yield Remedy(fix=fix, cost=cost, case=case, lines=lines)
 
 
 def _sync_through_host(case: MemoryCase, holders: Sequence[str]) -> Iterator[Remedy]:

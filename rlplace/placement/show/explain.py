@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 
 from rlplace.placement.flow import Delivery, DeviceDelivery, transport_between
 from rlplace.placement.language.hybrid import HybridComponentPlacement
+from rlplace.placement.language.lend import lent_part
 from rlplace.placement.language.slots import Slot, owner_of
 from rlplace.placement.language.spec import ComponentSpec
 from rlplace.placement.machines.topology import Ranges, show_range
@@ -49,8 +50,12 @@ def explain_component(view: PlanView, component: str) -> str:
     if counts:
         parts.append(chapter("how many", table(counts)))
 
-    stages = [("stage", "holds", "because"), *_when(view, component)]
-    parts.append(chapter("when", table(stages)))
+    for part in view.plan.schedule.parts_of(component):
+        stages = [("stage", "holds", "because"), *_when(view, part)]
+        when = "when"
+        if part != component:
+            when = f"when, of the {counted(spec.lent_ranks, 'rank')} on {spec.lent_accelerators}"
+        parts.append(chapter(when, table(stages)))
 
     talks = ["no other component"]
     partners = list(_partners(view, component))
@@ -101,7 +106,7 @@ def explain_accelerator(view: PlanView, number: int) -> str:
         free = "?"
         if account.capacity_bytes:
             free = show_bytes(account.room_bytes - load.total_bytes)
-        cells = [_held(view, load, component) for component in residents]
+        cells = [_held(view, load, component, number) for component in residents]
         rows.append((load.moment.stage, *cells, show_bytes(load.total_bytes), free))
     used_by = chapter("used by", table(list(residents.items())))
     return "\n\n".join([title, used_by, chapter("what each holds", table(rows))])
@@ -125,9 +130,15 @@ def _residents(placement: HybridComponentPlacement, number: int) -> dict[str, st
     return residents
 
 
-def _held(view: PlanView, load: Load, component: str) -> str:
-    """Return residency and bytes of a component at the moment of `load`, as text such as `full, 2 GiB`."""
-    residency = view.plan.schedule.residency[load.moment.stage][component]
+def _held(view: PlanView, load: Load, component: str, number: int) -> str:
+    """Return residency and bytes of a component at the moment of `load`, as text such as `full, 2 GiB`.
+
+    `number`: the number of the accelerator.
+    """
+    part = component
+    if number in view.plan.placement.spec(component).lent_accelerators:
+        part = lent_part(component)
+    residency = view.plan.schedule.residency[load.moment.stage][part]
     return f"{residency.word}, {show_bytes(load.of(component))}"
 
 
@@ -155,6 +166,10 @@ def _where(placement: HybridComponentPlacement, spec: ComponentSpec) -> list[str
             f"{context} copies have the tokens of the same samples between them"
         )
 
+    if spec.lent_ranks:
+        borrowing = counted(spec.lent_ranks, "rank")
+        lenders = " and ".join(spec.lenders)
+        lines.append(f"{borrowing} on {spec.lent_accelerators}, lent by {lenders}")
     sharers = placement.sharers(spec.name)
     for other in sharers:
         shared = placement.shared(spec.name, other)
@@ -183,7 +198,7 @@ def _because(view: PlanView, component: str, stage: str) -> str:
     plan = view.plan
     held = plan.schedule.residency[stage][component]
     need = plan.schedule.needs.of(stage, component)
-    sharers = plan.placement.sharers(component)
+    sharers = plan.placement.residents.sharers(component)
 
     # The component holds exactly what the stage needs.
     if held == need == Residency.WEIGHTS:

@@ -238,7 +238,7 @@ def _tables(view: PlanView) -> Iterator[str]:
     header: tuple[str, ...] = ("component", "placement", ">ranks", "shares with")
     yield "<h2>Where each component is</h2>\n" + table(header, _places(view))
 
-    header = ("stage", *(c.name for c in view.components), "moves on entry")
+    header = ("stage", *view.plan.placement.residents.components, "moves on entry")
     residency = table(header, _residency(view))
     yield f"<h2>Residency by stage</h2>\n<p>{_BRACKETS}</p>\n{residency}"
 
@@ -277,7 +277,12 @@ def _places(view: PlanView) -> Iterator[tuple[str, ...]]:
         sample = element("rect", class_=f"f{colour(at)}", width=12, height=12, rx=3)
         name = element("svg", sample, class_="dot") + escape(spec.name)
         partners = ", ".join(shares) or "none"
-        yield name, spec.render(), f"{spec.world_size:,}", partners
+        place = spec.render()
+        if spec.lent_ranks:
+            place += (
+                f", and {spec.lent_accelerators} lent by {' and '.join(spec.lenders)}"
+            )
+        yield name, place, f"{spec.world_size:,}", partners
 
 
 def _residency(view: PlanView) -> Iterator[tuple[str, ...]]:

@@ -14,6 +14,7 @@ from html import escape
 from operator import itemgetter
 from typing import NamedTuple
 
+from rlplace.placement.language.lend import whole_component
 from rlplace.placement.language.spec import ComponentSpec
 from rlplace.placement.machines.topology import Ranges
 from rlplace.placement.schedule import Residency
@@ -512,7 +513,7 @@ def _cell(view: PlanView, stage: StageView, row: Row) -> Cell:
         for load in account.loads:
             # The load of the stage itself, not that of a moment on entry.
             if load.moment.stage == stage.name and not load.moment.entering:
-                sizes = tuple(load.of(c) for c in residents)
+                sizes = tuple(load.of(whole_component(c)) for c in residents)
                 found.append((load.total_bytes, account.room_bytes, sizes))
     unknown = (0, 0, (0,) * len(residents))
     total, capacity, sizes = max(found, key=itemgetter(0), default=unknown)
@@ -579,7 +580,7 @@ def _block(
     `box`: the rectangle of the block. `size`: bytes on each accelerator; 0 if not known.
     """
     look = stage.look(component)
-    number = colour(view.plan.placement.components.index(component))
+    number = colour(_index(view, component))
     solid = look == Residency.FULL.word
 
     # What a browser shows at the pointer.
@@ -605,6 +606,11 @@ def _block(
     return element("g", "\n".join([*parts, ""]))
 
 
+def _index(view: PlanView, component: str) -> int:
+    """Return the index of a component in the plan. A part of a component has the index of its component."""
+    return view.plan.placement.components.index(whole_component(component))
+
+
 def _filled(number: int, look: str, box: Box) -> str:
     if look == Residency.FULL.word:
         return box.drawn(f"f{number}")
@@ -624,7 +630,7 @@ def _ink(number: int, look: str) -> str:
 def _draw_elsewhere(view: PlanView, component: str, stage: StageView, box: Box) -> str:
     """Return the drawn block (SVG) of a component without accelerators. `box`: the rectangle of the block."""
     look = stage.look(component)
-    number = colour(view.plan.placement.components.index(component))
+    number = colour(_index(view, component))
     place = _place_of(view, component)
     hint = title(f"{component} on {place}, {look} in {stage.name}")
     if look == Residency.OFF.word:

@@ -65,7 +65,7 @@ def render_short(view: PlanView) -> str:
     """Return the plan in about a dozen lines of 80 columns: places, whether memory is sufficient, savings, warnings."""
     rows: Rows = [("component", "ranks", "placement")]
     for spec in view.components:
-        place = clipped(spec.render(), _LONGEST_CELL)
+        place = clipped(_place_of(spec), _LONGEST_CELL)
         rows.append((spec.name, str(spec.world_size), place))
     texts = [chapter(f"plan: {view.plan.placement.mode}, {view.machines}", table(rows))]
     if not view.ledger.empty:
@@ -89,7 +89,8 @@ def _places(view: PlanView) -> str:
     """
     rows: Rows = [("component", "ranks", "each rank has", "placement")]
     for spec in view.components:
-        rows.append((spec.name, str(spec.world_size), _rank_sizes(spec), spec.render()))
+        place = _place_of(spec)
+        rows.append((spec.name, str(spec.world_size), _rank_sizes(spec), place))
     lines = _wrapped(rows)
     for fold in view.folds[:_MOST_FOLDS]:
         if 0 < fold.accelerators <= _WIDEST_MAP:
@@ -97,6 +98,15 @@ def _places(view: PlanView) -> str:
     if len(view.folds) > _MOST_FOLDS:
         lines += ["", f"... and {len(view.folds) - _MOST_FOLDS} more kinds of node"]
     return chapter("where each component is", lines)
+
+
+def _place_of(spec: ComponentSpec) -> str:
+    """Return the placement of a component as text, with the accelerators that others lend."""
+    place = spec.render()
+    if spec.lent_ranks:
+        lenders = " and ".join(spec.lenders)
+        place += f", and {spec.lent_accelerators} lent by {lenders}"
+    return place
 
 
 def _rank_sizes(spec: ComponentSpec) -> str:
@@ -176,7 +186,7 @@ def _pairs(placement: HybridComponentPlacement) -> Iterator[str]:
 
 def _stages(view: PlanView) -> str:
     """Return the chapter about stages: the residency of each component in each stage, and the moves on entry."""
-    rows: Rows = [("stage", *(spec.name for spec in view.components), _MOVES)]
+    rows: Rows = [("stage", *view.plan.placement.residents.components, _MOVES)]
     for stage in view.stages:
         words = [stage.word(component) for component in stage.held]
         moves = "nothing moves"
@@ -478,10 +488,11 @@ def _facts(view: PlanView) -> dict[str, dict[str, str]]:
     residency = {}
     for spec in view.components:
         ranks = counted(spec.world_size, "rank")
-        placed[spec.name] = f"{spec.render()} ({ranks})"
-        # `weights, off, full`: in the order of the stages
-        words = [stage.held[spec.name].word for stage in view.stages]
-        residency[spec.name] = ", ".join(words)
+        placed[spec.name] = f"{_place_of(spec)} ({ranks})"
+        for part in view.plan.schedule.parts_of(spec.name):
+            # `weights, off, full`: in the order of the stages
+            words = [stage.held[part].word for stage in view.stages]
+            residency[part] = ", ".join(words)
 
     # Bytes of one iteration; a transport that is not used has 0 bytes.
     moves = {

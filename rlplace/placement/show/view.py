@@ -225,7 +225,7 @@ def _view_stage(plan: Plan, stage: str) -> StageView:
     waiting = set()
     for component, residency in held.items():
         needed = schedule.needs.of(stage, component)
-        if plan.placement.accelerators(component):
+        if plan.placement.residents.accelerators(component):
             needs_it = needed > Residency.OFF
         else:
             # Nothing to keep on accelerators: what the stage names works on its host.
@@ -318,19 +318,21 @@ def fold_nodes(placement: HybridComponentPlacement) -> tuple[NodeFold, ...]:
     The time is linear in nodes x components, and in segments.
     """
     topology = placement.topology
-    # What each component has on each node; a node never cuts a rank.
+    # What each component, or part of one, has on each node; a node never cuts a rank.
     held = defaultdict[tuple[str, int], list[Segment]](list)
+    residents = placement.residents
     for component in placement.components:
         for segment in placement.spec(component).segments:
+            name = residents.part_of(component, segment.ranks.start)
             for node, part in topology.parts(segment.accelerators):
-                held[component, node.rank].append(segment.cut_to(part))
+                held[name, node.rank].append(segment.cut_to(part))
 
     folds: list[NodeFold] = []
     for node in topology.nodes:
         # Numbers within the node: nodes with the same components are then equal.
         first_rank = {}
         local = {}
-        for component in placement.components:
+        for component in residents.components:
             segments = held[component, node.rank]
             first = min((s.ranks.start for s in segments), default=0)
             first_rank[component] = first
@@ -397,8 +399,14 @@ def _component_record(view: PlanView, spec: ComponentSpec) -> dict[str, Any]:
     ranks = []
     for slot in view.plan.placement.slots(spec.name):
         ranks.append(_fields(slot, "rank", "node", "local_rank", "accelerators"))
-    return {
-        "placement": spec.render(),
+    record: dict[str, Any] = {"placement": spec.render()}
+    if spec.lent_ranks:
+        record["lent"] = {
+            "accelerators": str(spec.lent_accelerators),
+            "ranks": spec.lent_ranks,
+            "lenders": list(spec.lenders),
+        }
+    return record | {
         "world_size": spec.world_size,
         "accelerators": str(spec.accelerators),
         "ranks": ranks,

@@ -17,6 +17,7 @@ GRPO = (
     PLACE + "actor=0",
     PLACE + "env=1",
 )
+LEND = "cluster.lend={actor: rollout}"
 ENGINE = {"rollout.generate/prefill": 2.0, "rollout.generate/decode": 1.0}
 
 
@@ -63,6 +64,42 @@ def test_an_engine_reads_each_prompt_once_and_decodes_all_answers_in_flight_at_o
     assert more.numbers["rollout/policy_s"] == pytest.approx(
         more.numbers["time/rollout_s"]
     )
+
+
+def test_engines_on_lent_accelerators_share_the_work() -> None:
+    """One more engine, whose moves and the actor's are all that it costs."""
+    words = (PLACE + "rollout=2", "algorithm.max_staleness=0")
+    moves = {
+        "rollout.move_off/rest": 3.0,
+        "rollout.move_weights/rest": 4.0,
+        "rollout.move_full/rest": 5.0,
+        "actor.move_off/rest": 6.0,
+        "actor.move_weights/rest": 7.0,
+        "actor.move_full/rest": 8.0,
+    }
+    alone = generated(2, 8, (10.0,), *words, costs=moves)
+    lent = generated(2, 8, (10.0,), *words, LEND, costs=moves)
+    assert alone.numbers["time/moves_s"] == 0.0
+    # Two prompts one after the other, and both answered at once; or one prompt for each of two engines.
+    assert alone.numbers["time/rollout_s"] == pytest.approx((2 + 1 + 2 + 9) * MS)
+    assert lent.numbers["time/rollout_s"] == pytest.approx((2 + 9) * MS)
+    assert lent.numbers["rollout/tokens"] == alone.numbers["rollout/tokens"]
+    # Into sync: the actor shrinks, then the engine gets its weights. Into rollout: the actor leaves, then the engine
+    # grows. Into learn: the engine leaves, then the actor comes.
+    moves_s = (7 + 4 + 6 + 5 + 3 + 8) * MS
+    assert lent.numbers["time/moves_s"] == pytest.approx(moves_s)
+    assert lent.seconds == pytest.approx(moves_s + lent.numbers["time/rollout_s"])
+
+
+def test_engines_on_lent_accelerators_join_what_goes_on_while_the_actor_learns() -> (
+    None
+):
+    words = (PLACE + "rollout=2", "algorithm.max_staleness=1")
+    # The update takes less than generating, so engines are what an iteration waits for.
+    alone = generated(4, 8, (40.0,), *words, "rollout.step_sequences=8")
+    lent = generated(4, 8, (40.0,), *words, "rollout.step_sequences=8", LEND)
+    assert lent.numbers["rollout/tokens"] == alone.numbers["rollout/tokens"]
+    assert lent.seconds < 0.7 * alone.seconds
 
 
 def test_vllm_reads_all_prompts_in_passes_of_so_many_tokens_and_decodes_meanwhile() -> (

@@ -499,6 +499,9 @@ def computed_as_a_whole(site: TextSite, cores: int) -> bool:
     if config.cluster.launcher == "inline":
         return False
     placement = site.plan.placement
+    if site.plan.needs.ahead and site.plan.needs.lent:
+        # Engines on lent accelerators join while the others generate.
+        return False
     costs = site.costs.profile.costs
     # Engines work on accelerators of their own, environments on processors.
     engines = [_GENERATE + part for part in ("decode", "prefill")]

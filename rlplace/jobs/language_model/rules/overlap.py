@@ -27,11 +27,14 @@ def _takes_turns(case: PlacedTextJob) -> Iterator[Found]:
     An asynchronous rollout never pauses, so it cannot release accelerators for other components. Components without
     `enable_offload` are allowed: they stay on the shared accelerators, and the memory ledger shows whether all fit.
     """
-    placement = case.placement
+    placement = case.placement.residents
+    # Ranks on lent accelerators leave them while others work there.
     generating = [
-        c for c in placement.components if case.active.of("rollout", c) > Residency.OFF
+        c
+        for c in placement.components
+        if case.active.of("rollout", c) > Residency.OFF and c not in case.active.lent
     ]
-    for component in placement.components:
+    for component in case.placement.components:
         leaves = case.config.block_of(component).enable_offload
         others = [c for c in generating if placement.shared(component, c)]
         if component in generating or not leaves or not others:
@@ -93,6 +96,20 @@ def _learns_late(case: PlacedTextJob) -> Iterator[Found]:
         )
 
 
+def _lends_and_goes_on(case: PlacedTextJob) -> bool:
+    return case.active.ahead > 0 and bool(case.placement.residents.borrowers)
+
+
+def _too_far_ahead(case: PlacedTextJob) -> Iterator[Found]:
+    """Yield a finding if generation may be more than one version ahead while accelerators are lent to it.
+
+    Engines on lent accelerators take part in each iteration, and are there only once in each. So generation cannot be
+    further ahead.
+    """
+    if case.active.ahead > 1:
+        yield at_key("algorithm.max_staleness", case.active.ahead)
+
+
 def _has_short_rounds(case: PlacedTextJob) -> bool:
     return bool(case.config.algorithm.short_rounds)
 
@@ -115,6 +132,7 @@ def _rounds_to_their_end(case: PlacedTextJob) -> Iterator[Found]:
 
 RULES = (
     Rule(code="overlap-takes-turns", applies=_goes_on, facts=_takes_turns),
+    Rule(code="lends-ahead", applies=_lends_and_goes_on, facts=_too_far_ahead),
     Rule(code="learns-late", applies=_accumulates_early, facts=_learns_late),
     Rule(code="short-rounds", applies=_has_short_rounds, facts=_rounds_to_their_end),
 )

@@ -440,14 +440,19 @@ class Loop:
     def lower(self, most: Mapping[str, Residency]) -> dict[str, Residency]:
         """Offload components that hold more than they may, between two iterations. Return component -> its residency.
 
-        `most`: component -> the highest residency that it may keep. Raises the same errors as `iteration`.
+        Parts of components on lent accelerators are offloaded. `most`: component -> the highest residency that it may
+        keep. Raises the same errors as `iteration`.
         """
+        limits = dict(most)
+        for component in most:
+            _, *lent = self._schedule.parts_of(component)
+            limits |= dict.fromkeys(lent, Residency.OFF)
         for attempt in self._attempts(self.version):
             with attempt, self._in(self._at or self._schedule.stages[0]):
                 self._move(
                     [
                         self._change(c, self._held[c], highest)
-                        for c, highest in most.items()
+                        for c, highest in limits.items()
                         if self._held[c] > highest
                     ]
                 )

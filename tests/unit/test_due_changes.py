@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from rlplace.errors import ConfigError
 from rlplace.placement.plan import Plan
 from rlplace.report.summary import SIMULATED, Progress
 from rlplace.runtime import run
@@ -40,6 +43,7 @@ def a_driver(monkeypatch: pytest.MonkeyPatch, plans: list[PlanFrom]) -> Any:
     for name in ("changes", "passed", "nodes"):
         fields[name] = []  # type: ignore[assignment]
     fields["drained"] = {}  # type: ignore[assignment]
+    fields["joined"] = set()  # type: ignore[assignment]
     fields["requests"] = NoRequests()  # type: ignore[assignment]
     return _Driver(**{**fields, "plans": plans, "plan": plans[0]})  # type: ignore[arg-type]
 
@@ -108,3 +112,53 @@ def test_a_requested_change_comes_again_after_a_return_before_it(
     assert driver.requests.answers == ["changed"]
     progress.iterations = 4
     assert driver._due() is None
+
+
+def machines(driver: Any, again: str | None, joined: tuple[str, ...] = ()) -> None:
+    """Give a driver a cluster of two nodes. `again`: the machine that is there for node 1. `joined`: other machines."""
+    driver.folder = Path("runs/job/now")
+    driver.drained = {1: "cluster.component_placement.env=4-7"}
+    driver.cluster = SimpleNamespace(
+        nodes=lambda: {0: "10.0.0.1", 1: "10.0.0.2"},
+        return_to=lambda node: again,
+        joined=lambda: list(joined),
+    )
+
+
+def test_a_released_node_may_be_used_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    progress = Progress(measures=SIMULATED, began=0.0)
+    driver = a_driver(monkeypatch, [at(0, job("").plan, progress)])
+    machines(driver, "10.0.0.7")
+    assert driver._release("1") == (
+        "node 1 (10.0.0.7) may be used again: "
+        "rlplace replace runs/job/now cluster.component_placement.env=4-7"
+    )
+    assert driver.drained == {}
+    assert [event["event"] for event in driver.nodes] == ["released"]
+
+
+def test_a_node_without_a_machine_stays_drained(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    progress = Progress(measures=SIMULATED, began=0.0)
+    driver = a_driver(monkeypatch, [at(0, job("").plan, progress)])
+    machines(driver, None)
+    with pytest.raises(ConfigError) as refused:
+        driver._release("10.0.0.2")
+    assert "no machine is there for the node" in str(refused.value)
+    assert list(driver.drained) == [1]
+
+
+def test_a_machine_that_joins_is_told_once(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    looks = _Driver._look_for_machines
+    progress = Progress(measures=SIMULATED, began=0.0)
+    driver = a_driver(monkeypatch, [at(0, job("").plan, progress)])
+    machines(driver, None, ("10.0.0.7",))
+    for _ in range(2):
+        driver.looked_s = -1000.0
+        looks(driver)
+    told = "machine 10.0.0.7 has joined: rlplace drain runs/job/now 1 --release"
+    assert capsys.readouterr().out.count(told) == 1
+    assert [event["event"] for event in driver.nodes] == ["joined"]

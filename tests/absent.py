@@ -55,6 +55,7 @@ OPTIONAL = {
         "transformers",
         "trl",
         "urllib3",
+        "verifiers",
         "vllm",
         "zmq",
     ),

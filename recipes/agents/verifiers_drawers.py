@@ -4,8 +4,8 @@
     scripts/get_model tiny                                              once: a model with random weights
     PYTHONPATH=recipes/agents python -m rlplace.train --config-dir recipes/agents --config-name verifiers_drawers
 
-The file has no word of rlplace: other trainers that take verifiers run it too. `env/reward` rises from about 0.05 to
-above 0.8 within minutes on two cores; `env/part/found` and `env/part/quick` are its reward functions.
+The file has no word of rlplace. `env/reward` rises from 0.05 to about 0.5 within ten iterations: one of the two drawers
+is found. `env/part/found` and `env/part/quick` are its reward functions.
 """
 
 from __future__ import annotations

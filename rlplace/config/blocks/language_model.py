@@ -104,6 +104,11 @@ class TextEnvConfig(AgentConfig):
         "largest memory of each of these processes", 4 << 30, unit="bytes"
     )
 
+    @property
+    def is_led(self) -> bool:
+        """Whether programs lead the conversations: they may ask for several answers at once."""
+        return self.task in ("agent", "verifiers")
+
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class TextRolloutConfig:

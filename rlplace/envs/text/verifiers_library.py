@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import atexit
+import concurrent.futures
 import functools
 import os
 import sys
@@ -28,6 +29,8 @@ _HARNESS = "rlplace_chat"
 _KEY_VARIABLE = "RLPLACE_ENDPOINT_API_KEY"
 # Harness of the library for tasks without one of their own: it gives the policy a shell of this machine
 _SHELL = "bash"
+# Tries of a request whose connection breaks off
+_TRIES = 4
 # Seconds in which servers of tools have to end at the end of the process
 _CLOSE_S = 10.0
 
@@ -110,8 +113,9 @@ class Environment:
             self._serving.result()
 
     def _close(self) -> None:
-        """End what all episodes share, at the end of the process."""
-        asyncio.run_coroutine_threadsafe(self._end(), self._loop).result(_CLOSE_S)
+        """End what all episodes share, at the end of the process. What does not end in time ends with the process."""
+        ending = asyncio.run_coroutine_threadsafe(self._end(), self._loop)
+        concurrent.futures.wait([ending], timeout=_CLOSE_S)
 
     async def _end(self) -> None:
         if self._serving is not None:
@@ -250,11 +254,7 @@ class Chat:
             if mcp_urls:
                 body["tools"] = await tools.connect(mcp_urls)
             while True:
-                answer = await _http().post(
-                    f"{endpoint}/chat/completions",
-                    json=body,
-                    headers={"Authorization": f"Bearer {secret}"},
-                )
+                answer = await _asked(f"{endpoint}/chat/completions", secret, body)
                 # The episode is over, or the environment has stopped it
                 if answer.status_code == HTTPStatus.GONE or trace.stop_condition:
                     break
@@ -267,6 +267,23 @@ class Chat:
                 if not message.get("tool_calls"):
                     break
         return vf.ProgramResult(exit_code=0, stdout="", stderr="")
+
+
+async def _asked(url: str, secret: str, body: Mapping[str, Any]) -> httpx.Response:
+    """Return the answer to a request. If the connection breaks off, the library's proxy is asked for the same answer.
+
+    Raises httpx.TransportError if it breaks off `_TRIES` times.
+    """
+    import httpx
+
+    headers = {"Authorization": f"Bearer {secret}"}
+    for tried in range(1, _TRIES):
+        try:
+            return await _http().post(url, json=body, headers=headers)
+        except httpx.TransportError:
+            # By this header, the proxy knows that the request is not a new one
+            headers["x-stainless-retry-count"] = f"{tried}"
+    return await _http().post(url, json=body, headers=headers)
 
 
 def _as_json(message: Any) -> Any:

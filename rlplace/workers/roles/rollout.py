@@ -477,6 +477,9 @@ class TextRolloutWorker(RolloutWorker):
             asked_at_once(self.config.prompts, algorithm.short_rounds)
             * algorithm.samples_per_prompt
         )
+        # An agent asks for several answers at once
+        if self.config.config.env.is_led:
+            answers *= self.config.config.env.max_turns
         self._share = math.ceil(answers / self.config.ranks["rollout"])
         self._open(build_engine(self._settings(), self.context))
         self._probe = SyncProbe(self.engine, self.config, self.context.owner)

@@ -117,14 +117,14 @@ def _has_short_rounds(case: PlacedTextJob) -> bool:
 def _rounds_to_their_end(case: PlacedTextJob) -> Iterator[Found]:
     """Yield a finding with all reasons why the job cannot have short rounds.
 
-    A short round is an iteration that ends before its longest answers. An asynchronous rollout and the task "agent" do
-    not allow short rounds.
+    A short round is an iteration that ends before its longest answers. An asynchronous rollout and tasks that
+    programs lead do not allow short rounds.
     """
     algorithm = case.config.algorithm
     reasons = []
     if algorithm.max_staleness > 0:
         reasons.append("ahead")
-    if case.config.env.task == "agent":
+    if case.config.env.is_led:
         reasons.append("agent")
     if reasons:
         yield at_key("algorithm.short_rounds", algorithm.short_rounds, reasons=reasons)

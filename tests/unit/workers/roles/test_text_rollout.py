@@ -5,7 +5,7 @@ from __future__ import annotations
 import collections
 import copy
 import functools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -65,6 +65,7 @@ def job_of(
     rollout_ranks: int = 1,
     memory: str = "1GiB",
     on_poison: str = "stop",
+    env: Mapping[str, Any] | None = None,
     **rollout: Any,
 ) -> TextArguments:
     placement = {"actor": "0", "env": "0", "rollout": f"0-{rollout_ranks - 1}"}
@@ -89,7 +90,7 @@ def job_of(
                 **lengths,
             },
             "actor": {"model": {"path": str(folder)}},
-            "env": {"task": "arithmetic"},
+            "env": env or {"task": "arithmetic"},
             "rollout": {**small, **rollout},
             "faults": {"on_poison": on_poison},
         }
@@ -427,6 +428,25 @@ def test_a_pull_loads_and_says_how_much(start: Start, model: nn.Module) -> None:
         w.nbytes for w in model.state_dict().values()
     )
     assert metrics["rollout/pull_s"].value >= metrics["rollout/load_s"].value > 0
+
+
+@pytest.mark.parametrize(("task", "taken"), [("arithmetic", 8), ("agent", 12)])
+def test_agents_may_have_several_answers_in_flight_for_an_episode(
+    start: Start, model: nn.Module, task: str, taken: int
+) -> None:
+    made = channels()
+    seen: list[int] = []
+    requests = [request_of(group, samples=1) for group in range(12)]
+
+    def look() -> None:
+        seen.append(rank.worker.engine.in_flight)
+
+    made[REQUESTS] = Script(*requests[:taken], look, *requests[taken:], END_OF_0)
+    env = {"task": task, "max_turns": 2}
+    rank = start(model, made, env=env, kv_cache_memory=4 << 20)
+    rank.worker.generate(0)
+    # Without agents, a rank looks for no further request while it has its share
+    assert seen[0] == taken if task == "agent" else seen[0] < taken
 
 
 def test_a_share_of_an_emulated_accelerator_is_counted_in_bytes(start: Start) -> None:

@@ -125,6 +125,9 @@ class Problem:
         lines = self.fix.split("\n")
         if self.source.file.startswith(COMMAND_LINE):
             word = self.source.file.removeprefix(COMMAND_LINE)
+            corrected = _corrected(self, word)
+            if corrected is not None:
+                return corrected
             return "\n".join(_as_word(self.key, line, word) for line in lines)
         if Path(self.source.file).is_relative_to(_SHIPPED):
             return self.fix
@@ -192,6 +195,25 @@ def _as_word(key: str, line: str, typed: str) -> str:
         remark = ""
     word = shlex.quote(f"{path}={value}")
     return f"{lead}{word}{remark}"
+
+
+def _corrected(problem: Problem, typed: str) -> str | None:
+    """Return an override with the wrong value replaced inside it, such as a name in a list of blocks; else None.
+
+    `typed`: the override. None is returned unless the wrong value occurs once in it, below its key.
+    """
+    above, _, value = typed.partition("=")
+    leaf = problem.key.rpartition(".")[2]
+    name, _, new = (problem.fix or "").partition(": ")
+    new = new.partition(" " * 8)[0]
+    wrong = (problem.got or "").removeprefix(f"{leaf}: ")
+    is_below = re.sub(r"\[(\d+)\]", r".\1", problem.key).startswith(f"{above}.")
+    if not is_below or name != leaf or "\n" in new or not wrong or "<" in new:
+        return None
+    form = re.compile(rf"(?<=: ){re.escape(wrong)}(?=\s*[,}}])")
+    if len(form.findall(value)) != 1:
+        return None
+    return shlex.quote(f"{above}={form.sub(lambda _: new, value)}")
 
 
 def _as_lines(key: str, line: str) -> str:

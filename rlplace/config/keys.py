@@ -83,9 +83,19 @@ def takes_list(key: str) -> bool:
     configs += [(config, jobs()[0]) for config in named_configs().values()]
     hints = []
     for config, job in configs:
-        fields = fields_of(block_at(config, job, path), job)
-        if name in fields:
-            hints.append(fields[name][1])
+        # Of a model, the blocks of all its kinds
+        blocks = [config]
+        for step in path:
+            below = [
+                inside
+                for block in blocks
+                if step in fields_of(block, job)
+                for inside in blocks_in(fields_of(block, job)[step][1])
+            ]
+            blocks = below or blocks
+        for block in blocks:
+            if name in fields_of(block, job):
+                hints.append(fields_of(block, job)[name][1])
     return any(
         typing.get_origin(option) is tuple
         for hint in hints

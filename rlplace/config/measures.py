@@ -16,6 +16,7 @@ from rlplace.config.fields import JobName, block_at, default_of, fields_of
 from rlplace.config.found import value_at
 from rlplace.config.keys import COMPONENTS, PLACEMENT, places_in
 from rlplace.config.other_names import ENV_STEPS, KEYS, OFF_POLICY_KEYS
+from rlplace.config.yaml_text import show
 
 _ITERATIONS = "runner.total_iterations"
 _TARGET_EVERY = "algorithm.target_every"
@@ -398,6 +399,17 @@ def _passes(given: Given) -> Converted | None:
     )
 
 
+def _passes_of_rows(given: Given) -> Converted | None:
+    """Ask which number is meant: other libraries count passes over all rows, and no rows of an iteration."""
+    is_sft = value_at(given.written, "algorithm.name") == "sft"
+    if not is_sft or given.role != given.name:
+        return None
+    return Converted(
+        keys={_ITERATIONS: f"<rows x {show(given.value)} / algorithm.prompts>"},
+        reason="there, passes over all rows; here, iterations of algorithm.prompts rows",
+    )
+
+
 def _kl_in_loss(given: Given) -> Converted | None:
     """Convert the switch that adds the KL to the loss; its weight is a key of its own."""
     if str(given.value).lower() != "true":
@@ -469,6 +481,17 @@ def _steps_of_all(given: Given) -> Converted | None:
     return Converted(
         keys={"algorithm.steps_per_iteration": steps},
         reason="there, steps of each environment are counted; here, those of all environments together",
+    )
+
+
+def _argument_of_rows(given: Given) -> Converted | None:
+    """Convert an argument of the task `prompts` that stands beside it to one among its arguments."""
+    if given.role != "env" or value_at(given.written, "env.task") != "prompts":
+        return None
+    argument = "path" if given.name == "file" else given.name
+    return Converted(
+        keys={f"env.kwargs.{argument}": given.value},
+        reason="it is an argument of the task, and stands in kwargs",
     )
 
 
@@ -581,7 +604,7 @@ def _accelerators(placed: object) -> range:
 
 
 _CONVERSIONS: Mapping[str, Callable[[Given], Converted | None]] = {
-    **dict.fromkeys(ENV_STEPS, _length),
+    **dict.fromkeys((*ENV_STEPS, "steps", "total_steps", "env_steps"), _length),
     **dict.fromkeys(("eval_freq", "eval_frequency"), _evaluated),
     **dict.fromkeys(("exploration_fraction", "eps_fraction"), _exploration),
     **dict.fromkeys(
@@ -594,7 +617,16 @@ _CONVERSIONS: Mapping[str, Callable[[Given], Converted | None]] = {
         _target,
     ),
     **dict.fromkeys(
-        ("train_freq", "train_frequency", "gradient_steps", "policy_train_freq"), _ratio
+        (
+            "train_freq",
+            "train_frequency",
+            "train_every",
+            "update_every",
+            "train_interval",
+            "gradient_steps",
+            "policy_train_freq",
+        ),
+        _ratio,
     ),
     **dict.fromkeys(
         ("autotune", "automatic_entropy_tuning", "auto_entropy", "learn_temperature"),
@@ -603,6 +635,7 @@ _CONVERSIONS: Mapping[str, Callable[[Given], Converted | None]] = {
     **dict.fromkeys((name for names in _COLUMNS.values() for name in names), _rows),
     **dict.fromkeys(_TOGETHER, _with_actor),
     "polyak": _following,
+    **dict.fromkeys(("path", "file", "prompt", "answer", "image"), _argument_of_rows),
     **dict.fromkeys(("max_length", "max_seq_length"), _whole_length),
     **dict.fromkeys(("rollout_steps", "rollout_length"), _steps_of_all),
     "colocate_all_models": _all_together,
@@ -611,6 +644,7 @@ _CONVERSIONS: Mapping[str, Callable[[Given], Converted | None]] = {
     "rollout_num_gpus": _gpus_of_component,
     "normalize": _normalized,
     "loss_type": _mean_of_loss,
+    **dict.fromkeys(("epochs", "num_epochs", "num_train_epochs"), _passes_of_rows),
     **dict.fromkeys(("scale_rewards", "norm_adv_by_std_in_grpo"), _without_deviation),
     "use_kl_loss": _kl_in_loss,
     "clip_vloss": _value_clip,
@@ -619,7 +653,16 @@ _CONVERSIONS: Mapping[str, Callable[[Given], Converted | None]] = {
     **dict.fromkeys(
         ("warmup_ratio", "lr_warmup_ratio", "lr_warmup_steps_ratio"), _warmup
     ),
-    "gradient_accumulation_steps": _accumulated,
+    **dict.fromkeys(
+        (
+            "gradient_accumulation_steps",
+            "gradient_accumulation",
+            "grad_accum",
+            "grad_accum_steps",
+            "accumulate_grad_batches",
+        ),
+        _accumulated,
+    ),
     "num_gpus": _all_gpus,
     **dict.fromkeys(
         ("vllm_num_engines", "num_engines", "rollout_num_engines"), _engines

@@ -19,7 +19,7 @@ from rlplace.errors import did_you_mean
 _KEYS = {
     "cluster.accelerators_per_node": "nproc_per_node n_gpus_per_node num_gpus_per_node gpus_per_node accelerators",
     "cluster.accelerator.memory": "gpu_memory gpu_mem vram gpu_memory_gb device_memory memory_per_gpu",
-    "cluster.num_nodes": "num_machines machines nnodes n_nodes node_num",
+    "cluster.num_nodes": "num_machines machines nnodes n_nodes node_num N",
     "runner.total_iterations": "total_training_steps num_iterations num_rollout iterations max_iterations num_updates "
     "training_iterations",
     "algorithm.tis_cap": "tis_imp_ratio_cap",
@@ -52,18 +52,18 @@ _KEYS = {
     "num_learning_epochs num_sgd_iter",
     "algorithm.clip_ratio_low": "clip clip_ratio eps_clip cliprange clip_range clip_eps eps_clip_low epsilon "
     "clip_param clip_coef clip_epsilon e_clip",
-    "algorithm.clip_ratio_high": "eps_clip_high clip_eps_high epsilon_high",
+    "algorithm.clip_ratio_high": "clip_higher clip_high eps_clip_high clip_eps_high epsilon_high",
     "algorithm.value_clip": "cliprange_value value_clip_eps clip_range_vf",
     "algorithm.value_coef": "value_loss_weight value_weight vf_coef value_loss_coef critic_coef vf_loss_coeff",
     "algorithm.normalize_advantages": "norm_adv adv_norm normalize_adv",
-    "algorithm.normalize_observations": "norm_obs normalize_obs normalize_input",
-    "algorithm.normalize_rewards": "norm_reward normalize_reward",
+    "algorithm.normalize_observations": "obs_norm norm_obs normalize_obs normalize_input",
+    "algorithm.normalize_rewards": "reward_norm norm_reward normalize_reward",
     "algorithm.loss": "loss_agg_mode",
     "algorithm.ratio": "importance_sampling_level",
     "algorithm.dynamic_sampling": "filter_groups",
     "algorithm.sequence_length": "max_seq_length max_sequence_length cutoff_len max_model_len max_seq_len "
     "vllm_max_model_length vllm_max_model_len",
-    "env.total_num_envs": "total_envs num_envs n_envs",
+    "env.total_num_envs": "total_envs num_envs n_envs num_parallel num_parallel_envs parallel_envs",
     "env.id": "env_id gym_id env_name environment",
     "env.kind": "simulator_type simulator sim_type env_type",
     "env.max_episode_steps": "episode_length max_episode_length max_episode_len time_limit",
@@ -115,7 +115,8 @@ KEYS: Mapping[str, str] = {
 }
 # Names of other libraries for keys of the off-policy job, where they are not those of the other jobs
 _OFF_POLICY_KEYS = {
-    "algorithm.learning_starts": "start_steps random_steps warmup_steps num_random_steps start_timesteps "
+    "algorithm.learning_starts": "warmup warm_up learning_start random_steps start_steps "
+    "warmup_steps num_random_steps start_timesteps "
     "num_steps_sampled_before_learning_starts initial_random_steps",
     "algorithm.updates_per_step": "utd_ratio utd replay_ratio gradient_updates_per_step",
     "algorithm.temperature": "ent_coef entropy_coef alpha init_temperature",
@@ -123,6 +124,8 @@ _OFF_POLICY_KEYS = {
     "algorithm.batch_size": "minibatch_size train_batch_size",
     "algorithm.tau": "target_tau soft_target_tau",
     "algorithm.target_entropy": "target_ent",
+    "algorithm.epsilon_steps": "eps_decay epsilon_decay eps_decay_steps epsilon_decay_steps exploration_steps "
+    "eps_timesteps epsilon_timesteps",
     "algorithm.target_every": "target_update_interval target_network_frequency",
     "algorithm.policy_delay": "policy_freq policy_frequency policy_update_freq actor_update_interval",
     "algorithm.exploration_noise": "expl_noise action_noise",
@@ -177,6 +180,7 @@ BELOW: Mapping[str, Mapping[str, str]] = {
         "epsilon": "critic.optimizer.eps",
     },
     "critic": {"warmup": "critic.warmup_iterations"},
+    "reward": dict.fromkeys(("coef", "scale", "coefficient"), "reward.weight"),
     "replay": {
         "alpha": "replay.priority_exponent",
         "beta": "replay.priority_correction",
@@ -200,6 +204,10 @@ BELOW: Mapping[str, Mapping[str, str]] = {
             "actor.model.width",
         ),
         "patch_size": "actor.model.patch",
+        **dict.fromkeys(
+            ("vlm_path", "model_path", "name_or_path", "model_name_or_path"),
+            "actor.model.path",
+        ),
         "rnn": "actor.model.memory",
     },
     "cluster": {
@@ -280,6 +288,8 @@ _OF_VLLM = (
 )
 # Strategy of data parallelism -> what its ranks share
 _ZERO_STAGES = {"fsdp": 3, "fsdp2": 3, "zero3": 3, "zero2": 2, "zero1": 1, "ddp": 0}
+# Switch of a policy with memory -> its layer
+_MEMORIES = {"lstm": "lstm", "gru": "gru", "rnn": "gru", "recurrent": "gru"}
 _POLICIES = {"MlpPolicy": "mlp", "CnnPolicy": "cnn"}
 # Keys of a language model's config.json that give its sizes, and the folder of the model.
 MODEL_SIZES = (
@@ -308,11 +318,16 @@ OTHER_MODEL_SIZES = (
 )
 # Keys of other libraries -> why rlplace needs none.
 NEEDLESS = {
+    **dict.fromkeys(
+        ("mem", "mem_per_gpu", "time", "constraint", "exclusive", "nodelist", "array"),
+        "it is an option of Slurm: sbatch takes it, with scripts/slurm.sbatch",
+    ),
     "api_key": "keys are not written in a config: api_key_env names the variable of the environment that has it",
     "precision": "weights and compute of the component, and dtype of rollout, say it",
     "is_lora": "LoRA is trained if the component has lora_rank",
     "use_peft": "LoRA is trained if the component has lora_rank",
     "use_remove_padding": "samples are always packed without padding",
+    "packing": "samples are always packed without padding",
     "packing_samples": "samples are always packed without padding",
     "use_liger": "losses and layers are those of rlplace and transformers",
     "use_liger_kernel": "losses and layers are those of rlplace and transformers",
@@ -339,7 +354,16 @@ ABSENT = {
         "noise of actions is drawn anew at every step",
     ),
     **dict.fromkeys(
-        ("verbose", "log_interval", "progress", "progress_bar", "log_freq"),
+        (
+            "verbose",
+            "log_every",
+            "log_every_n_steps",
+            "print_every",
+            "log_interval",
+            "progress",
+            "progress_bar",
+            "log_freq",
+        ),
         "a line of each iteration is printed, and runner.sinks has all numbers",
     ),
     **dict.fromkeys(
@@ -583,6 +607,7 @@ _WORDS = {
     "fp32": "float32 float torch.float32",
     "cuda": "gpu nvidia cuda:0 rocm a100 a800 h100 h800 h20 h200 b200 gb200 l40 l40s v100 a10 a6000 rtx3090 rtx4090 "
     "rtx5090 mi300x",
+    "auto": "automatic learned learnable learn",
     "ray": "slurm kubernetes k8s torchrun distributed",
     "inline": "debug thread threads",
     "emulated": "cpu",
@@ -604,7 +629,8 @@ _WORDS = {
     "skip": "ignore",
     "distill": "distillation kd gkd opd on_policy_distillation on-policy-distillation",
     "vla": "openvla openvla_oft openvla-oft smolvla pi0",
-    "prioritised": "per prioritized prioritized_replay prioritizedreplaybuffer prioritizedepisodereplaybuffer "
+    "prioritised": "priority td_error "
+    "per prioritized prioritized_replay prioritizedreplaybuffer prioritizedepisodereplaybuffer "
     "multiagentprioritizedreplaybuffer",
     "uniform": "random replaybuffer episodereplaybuffer",
     "grpo": "group_norm",
@@ -767,6 +793,8 @@ def in_our_words(name: str, value: object) -> tuple[str, object] | None:
     if name in ("simulator_type", "simulator", "sim_type", "env_type"):
         library = meant_word(value, ("gymnasium", "envpool", "pettingzoo"))
         return ("env.kind", library) if library else None
+    if name.removeprefix("use_") in _MEMORIES and value is True:
+        return "actor.model.memory", _MEMORIES[name.removeprefix("use_")]
     if name == "render_mode":
         return "env.kwargs", {name: value}
     if name == "net_arch":
@@ -795,6 +823,8 @@ def in_several_keys(name: str, value: Any) -> Mapping[str, object]:
     if name in both_sides and is_pair:
         low, high = value
         return {"algorithm.clip_ratio_low": low, "algorithm.clip_ratio_high": high}
+    if name in ("epsilon", "eps", "epsilon_range") and is_pair:
+        return {"algorithm.epsilon_start": value[0], "algorithm.epsilon_end": value[1]}
     if name == "reward_clip_range" and is_pair and value[0] == -value[1]:
         return {"algorithm.reward_clip": value[1]}
     if name == "micro_rollout_batch_size":
@@ -822,7 +852,8 @@ def key_of(block: str, name: str) -> str | None:
     return (
         BELOW.get(block, {}).get(name)
         or KEYS.get(name)
-        or _SQUEEZED.get(re.sub("[-_]", "", name).lower())
+        # A single letter has its case: -N of Slurm, and n
+        or (_SQUEEZED.get(re.sub("[-_]", "", name).lower()) if name[1:] else None)
     )
 
 

@@ -7,6 +7,9 @@ import re
 import typing
 from pathlib import Path
 
+from rlplace.config.other_names import meant_word
+from rlplace.config.yaml_text import show
+
 OWN = "package.module:Name"
 OWN_NAME = r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$"
 _ENVIRONMENT_ID = r"^([A-Za-z_][\w.]*[:/])?[A-Z][\w.-]*$"  # such as Hopper-v5, ALE/Pong-v5 or reach:Reach-v0
@@ -32,6 +35,20 @@ def block_of_name(block: type, value: object) -> str:
         choices = [o for o in (hint, *typing.get_args(hint)) if _is_choice(o)]
         if any(value in typing.get_args(choice) for choice in choices):
             return f"{{{name}: {value}}}"
+    # The same, misspelt or in the words of another library
+    near = {}
+    for name, hint in hints.items():
+        words = [
+            o
+            for c in (hint, *typing.get_args(hint))
+            if _is_choice(c)
+            for o in typing.get_args(c)
+        ]
+        meant = meant_word(value, [word for word in words if isinstance(word, str)])
+        if meant is not None and isinstance(value, str):
+            near[name] = meant
+    if len(near) == 1:
+        return show(near)
     if "id" in hints and re.match(_ENVIRONMENT_ID, str(value)):
         return f"{{id: {value}}}"
     of_task = _id_of_task(str(value)) if "id" in hints else None

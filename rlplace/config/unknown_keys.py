@@ -62,7 +62,7 @@ from rlplace.config.other_names import (
 from rlplace.config.other_names import COMPONENTS as OTHER_COMPONENTS
 from rlplace.config.which_job import MARKED
 from rlplace.config.yaml_text import show, torn_number
-from rlplace.errors import COMMAND_LINE, Source, did_you_mean, suggestion
+from rlplace.errors import COMMAND_LINE, Source, did_you_mean, one_of, suggestion
 
 # Options of other programs that are blocks here -> the key of the block that is meant
 _OPTIONS = {
@@ -100,15 +100,35 @@ _SIZE = re.compile(r"(?<![a-z0-9.])([0-9]+(?:\.[0-9]+)?)b(?![a-z0-9])")
 _ITEM = re.compile(r"[\w.]+\[[0-9]+\]")
 # Words that mean something else in each block
 _GENERIC = ("enable", "enabled", "use", "every", "epochs", "mode", "count", "weight")
-# Letters of the end of a name that says which key is meant
-_LEAST_END = 4
+# Letters of a part of a name that says which key is meant
+_LEAST_PART = 4
+# Parts of names that say little, and other words for parts
+_WEAK_PARTS = {
+    *("max", "min", "num", "use", "total", "size", "name", "type", "kind", "path"),
+    *("file", "mode", "enable", "steps", "step", "every", "count", "weight", "value"),
+    *("per", "rate", "coef", "model", "key", "with", "from", "ratio"),
+}
+_PARTS = {"eps": "epsilon", "kv": "cache", "mem": "memory"}
+# Components whose keys are not meant in the block of another component
+_SIDE = {"critic", "reference", "teacher", "reward", "agent"}
+# Blocks whose keys are not meant elsewhere
+_OF_MACHINES = re.compile(r"cluster\.(elastic|ray|comm|changes|nodes|node_groups)\.")
+# Keys that are offered to choose from, at most
+_MOST_OFFERED = 4
 # Components with a trained model, and all with a model of the same kind
 _TRAINED = ("actor", "critic")
 _WITH_MODELS = {*_TRAINED, "reference", "reward", "teacher"}
 # A key that the configs of the off-policy job alone have
 _OF_OFF_POLICY = "replay.capacity"
 # Names of errors that do not say which key is meant
-_UNCLEAR = ("unknown", "of-other-blocks", "by-another-name", "of-hydra", "torn-number")
+_UNCLEAR = (
+    "unknown",
+    "of-similar-names",
+    "of-other-blocks",
+    "by-another-name",
+    "of-hydra",
+    "torn-number",
+)
 # Removed key -> the name of its error.
 _GONE = {
     "cluster.nodes.host": "host-of-nodes",
@@ -188,6 +208,13 @@ class UnknownKey:
         words = [choice for choice in choices if isinstance(choice, str)]
         if isinstance(value, str) and words:
             return meant_word(value, words) or value
+        # One item in place of a list
+        if isinstance(value, str) and typing.get_origin(hint) is tuple:
+            (item, *_) = typing.get_args(hint)
+            if dataclasses.is_dataclass(item):
+                return [{"name": value}]
+            if item is str and "," not in value:
+                return [value]
         return value
 
     def takes_list(self, place: str) -> bool:
@@ -279,6 +306,7 @@ def _read(unknown: UnknownKey) -> _Reading:
         _no_such_parallelism,
         _of_other_blocks,
         _by_another_name,
+        _of_similar_names,
     )
     for reading in readings:
         read = reading(unknown)
@@ -592,6 +620,10 @@ def _absent(unknown: UnknownKey) -> _Reading | None:
     """Read the key as one of another library for what rlplace does not have, or chooses elsewhere."""
     if unknown.name not in ABSENT or unknown.meant()[0] is not None:
         return None
+    # A block with a key that is similar to one here says more
+    inside = unknown.value if isinstance(unknown.value, Mapping) else {}
+    if any(another_measure().get(name, ("",))[0] in unknown.places for name in inside):
+        return None
     return _Reading("absent", {"reason": ABSENT[unknown.name]})
 
 
@@ -679,6 +711,38 @@ def _by_another_name(unknown: UnknownKey) -> _Reading | None:
         return None
     jobs_of = {"theirs": subject_of(other), "ours": subject_of(unknown.job)}
     return _Reading("by-another-name", {"place": having[0], **jobs_of})
+
+
+def _of_similar_names(unknown: UnknownKey) -> _Reading | None:
+    """Read the key as one of a few whose names have a part of its name: noise may be exploration_noise."""
+    parts = _strong_parts(unknown.name)
+    offered = [
+        place
+        for place in (
+            f"{unknown.above}.{field}".removeprefix(".") for field in unknown.fields
+        )
+        if parts & _strong_parts(place.rpartition(".")[2])
+    ]
+    offered = [
+        place for place in offered if place in unknown.places and unknown.takes(place)
+    ]
+    if not 1 <= len(offered) <= _MOST_OFFERED:
+        return None
+    lines = []
+    for place in offered:
+        value = unknown.worded(place, unknown.value)
+        line = f"{place.rpartition('.')[2]}: {show(value)}"
+        if unknown.is_typed:
+            line = shlex.quote(f"{place}={_typed(value)}")
+        lines.append(line)
+    lines.append(f"leave out {unknown.name}")
+    return _Reading("of-similar-names", {"lines": one_of(lines)})
+
+
+def _strong_parts(name: str) -> set[str]:
+    """Return the parts of a name that say something about its meaning, in the words of rlplace."""
+    parts = {_PARTS.get(part, part) for part in name.split("_")}
+    return {part for part in parts - _WEAK_PARTS if len(part) >= _LEAST_PART - 1}
 
 
 # ── config lines with what is meant ───────────────────────────────────────────────────────────────────────────────────
@@ -805,8 +869,14 @@ def _place_of(
         return path
     above, _, name = key.rpartition(".")
     role = key.partition(".")[0]
+    of_block = BELOW.get(above, {}).get(name)
+    if _OF_OFF_POLICY in known and of_block in known:
+        return of_block
     if _OF_OFF_POLICY in known and OFF_POLICY_KEYS.get(name) in known:
         return OFF_POLICY_KEYS[name]
+    # Updates of a network there, and no iterations
+    if _OF_OFF_POLICY in known and name == "num_updates":
+        return None
     ours = key_of(above, name)
     # A key that only another kind of model has
     if ours is not None and above.endswith(".model") and fields:
@@ -850,7 +920,14 @@ def _place_of(
     ]
     if "[" in above:
         same = []
-    same = _of_components(same, above, written)
+    same = _of_components(same, above if role in COMPONENTS else "", written)
+    # Settings of changes during a run, or of the connections, are meant in their block alone
+    if above and not above.startswith("cluster"):
+        same = [place for place in same if not _OF_MACHINES.match(place)]
+    if role in COMPONENTS:
+        same = [
+            place for place in same if place.partition(".")[0] not in _SIDE - {role}
+        ]
     beside = [place for place in same if place.startswith(f"{above}.")] or same
     if not beside:
         below = {p.rpartition(".")[2]: p for p in known if p.startswith(f"{above}.")}
@@ -861,10 +938,11 @@ def _place_of(
         )
     if len(beside) == 1:
         return beside[0]
-    # The end of the name of a single field: offload of enable_offload
-    ended = [field for field in fields if field.endswith(f"_{name}")]
-    if not same and len(ended) == 1 and len(name) >= _LEAST_END:
-        return f"{above}.{ended[0]}".removeprefix(".")
+    # Parts of the name of a single field: offload of enable_offload, timeout of session_timeout_s
+    parts = {*name.split("_")}
+    having = [field for field in fields if parts <= {*field.split("_")}]
+    if not same and len(having) == 1 and len(name) >= _LEAST_PART:
+        return f"{above}.{having[0]}".removeprefix(".")
     return None
 
 

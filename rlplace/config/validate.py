@@ -55,6 +55,8 @@ _PERCENT_TEXT = r"\s*([0-9]{1,2}(?:\.[0-9]+)?)\s*%\s*"
 ZERO_IS_OFF = re.compile(r"\b0: (?:never|none|off|free|from all)\b")
 _RESERVE_TEXT = rf"^auto$|^{_PERCENT_TEXT}$|{SIZE_TEXT}"
 SHARE_OR_BYTES = "share or bytes"
+# Words for a value that is not given
+_CHOSEN = ("auto", "default", "automatic")
 _LONG_UNITS = {
     "kilobyte": "kB",
     "megabyte": "MB",
@@ -544,6 +546,10 @@ def _explained(
     written = str(value).strip()
     if optional and written.lower() in ("none", "null", "~"):
         return _error("wrong-type", "null", "null")
+    # What follows from other values is null
+    if optional and not words and of in (int, float) and written.lower() in _CHOSEN:
+        error = "whole-number" if of is int else "number"
+        return _error("wrong-type", error, "null", about=about)
     # false for nothing
     if optional and value is False and of in (int, float, str):
         error = "text" if of is str else "whole-number" if of is int else "number"

@@ -516,6 +516,15 @@ def not_blocks(
         """Return the error about the first wrong list in a block and the blocks below it. `above`: the block's path."""
         for name, value in block.items():
             key = f"{above}{name}"
+            if isinstance(value, Mapping) and "name" in value and takes_list(key):
+                return config_error(
+                    "wrong-type",
+                    key,
+                    show(value),
+                    error="item-for-list",
+                    source=lines.get(key),
+                    line=f"{name}: [{show(value)}]",
+                )
             if isinstance(value, Mapping):
                 below = visit(value, f"{key}.")
                 if below is not None:

@@ -52,6 +52,7 @@ _PACKAGES = {
     r"Panda(Reach|Push|Slide|Pick|Stack|Flip)": "panda_gym",
     r"(highway|merge|roundabout|parking|intersection|racetrack)(-fast)?-v": "highway_env",
     r"Meta-World/": "metaworld",
+    r"dm_control/": "shimmy",
     r"Safety\w+-v": "safety_gymnasium",
 }
 # Module -> how it is installed, if it has no extra
@@ -59,6 +60,7 @@ _INSTALLED = {
     "ale_py": "ale-py",
     "panda_gym": "panda-gym",
     "highway_env": "highway-env",
+    "shimmy": "'shimmy[dm-control]'",
 }
 # Arguments of gymnasium.make that are not the simulator's, and the config key that sets each
 _RESERVED = {

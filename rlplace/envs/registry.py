@@ -258,6 +258,9 @@ def arguments_not_taken(
 def _argument_meant(name: str, takes: Sequence[str]) -> str | None:
     """Return the argument in `takes` that `name` probably misspells, or has as a habit; None if there is none."""
     near = did_you_mean(name, takes)
+    begun = [take for take in takes if take.startswith(f"{name}_")]
+    if near is None and len(begun) == 1:
+        near = begun[0]
     squeezed = {take.replace("_", ""): take for take in takes}
     near = near or squeezed.get(name.replace("_", "").lower())
     for same in _SAME_ARGUMENTS:

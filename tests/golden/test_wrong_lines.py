@@ -16,7 +16,7 @@ import pytest
 import yaml
 
 from rlplace.config.compose import with_hydra
-from rlplace.config.read import read_config
+from rlplace.contract.reading import try_job
 
 ROWS = yaml.safe_load(
     (Path(__file__).parent / "wrong_lines.yaml").read_text(encoding="utf-8")
@@ -74,4 +74,5 @@ def test_lines_with_the_fix_are_read(part: int) -> None:
         config, diff, other = line.partition(" --diff ")
         for words in [config, other] if diff else [config]:
             (composed,) = with_hydra(shlex.split(words))
-            read_config(composed.mapping, composed.sources)
+            _, problems = try_job(composed.mapping, composed.sources)
+            assert not problems, f"{words}: {problems[0]}"

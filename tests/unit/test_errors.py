@@ -272,3 +272,39 @@ def test_several_overrides_of_a_fix_are_several_lines_in_a_file() -> None:
     # Words behind a value
     words = dataclasses.replace(problem, fix="a.every=1 does it")
     assert words.pasted == words.fix
+
+
+def test_a_name_inside_a_typed_list_is_corrected_where_it_stands() -> None:
+    problem = Problem(
+        code="c",
+        key="env.wrappers[0].name",
+        what="w",
+        got="a:Clp",
+        fix="name: a:Clip",
+        source=Source(
+            file=f"{COMMAND_LINE}env.wrappers=[{{name: a:Clp, kwargs: {{}}}}]"
+        ),
+    )
+    assert problem.pasted == "'env.wrappers=[{name: a:Clip, kwargs: {}}]'"
+    # Twice in it: not clear which one
+    twice = f"{COMMAND_LINE}env.wrappers=[{{name: a:Clp}}, {{name: a:Clp}}]"
+    unclear = dataclasses.replace(problem, source=Source(file=twice))
+    assert unclear.pasted == problem.fix
+
+
+def test_keys_of_items_and_arguments_are_typed_with_their_path() -> None:
+    item = Problem(
+        code="c",
+        key="cluster.nodes[0].host_memory",
+        what="w",
+        fix="host_memory: 2MiB",
+        source=Source(file=f"{COMMAND_LINE}cluster.nodes.0.host_memory=2"),
+    )
+    assert item.pasted == "cluster.nodes.0.host_memory=2MiB"
+    argument = dataclasses.replace(
+        item,
+        key="env.kwargs.wdth",
+        fix="width: 3",
+        source=Source(file=f"{COMMAND_LINE}env.kwargs.wdth=3"),
+    )
+    assert argument.pasted == "env.kwargs.width=3"

@@ -23,7 +23,7 @@ from rlplace.config.blocks.language_model import LanguageModelJobConfig
 from rlplace.config.schema import Config
 from rlplace.contract.job import Job
 from rlplace.contract.stages import Call, Stage, Step, Work, full
-from rlplace.envs.registry import find_task, make_task
+from rlplace.envs.registry import find_task, make_task, unknown_arguments
 from rlplace.envs.text.held_out import held_out_warnings
 from rlplace.errors import ConfigError, Problem
 from rlplace.jobs.language_model.rules import (
@@ -89,7 +89,14 @@ class SupervisedJob(StagedTextJob):
     def environment_problems(self, config: LanguageModelJobConfig) -> Iterator[Problem]:
         try:
             if config.env.task is not None:
-                find_task(config.env.task)
+                kind = find_task(config.env.task)
+                yield from unknown_arguments(
+                    kind,
+                    config.env.kwargs,
+                    given=("seed", "split"),
+                    key="env.kwargs",
+                    code="bad-task-kwargs",
+                )
         except ConfigError as error:
             yield from error.problems
             return

@@ -179,6 +179,14 @@ def _length(given: Given) -> Converted | None:
     )
 
 
+def _long_length(given: Given) -> Converted | None:
+    """Convert the steps of a run, if there are so many that no iterations can be meant."""
+    is_of_run = given.role in ("runner", given.name)
+    if not is_of_run or given.amount < 10 * given.steps_of_iteration():
+        return None
+    return _length(given)
+
+
 def _evaluated(given: Given) -> Converted | None:
     """Convert the environment steps between two evaluations."""
     steps = given.steps_of_iteration()
@@ -604,7 +612,8 @@ def _accelerators(placed: object) -> range:
 
 
 _CONVERSIONS: Mapping[str, Callable[[Given], Converted | None]] = {
-    **dict.fromkeys((*ENV_STEPS, "steps", "total_steps", "env_steps"), _length),
+    **dict.fromkeys(ENV_STEPS, _length),
+    **dict.fromkeys(("steps", "total_steps", "env_steps"), _long_length),
     **dict.fromkeys(("eval_freq", "eval_frequency"), _evaluated),
     **dict.fromkeys(("exploration_fraction", "eps_fraction"), _exploration),
     **dict.fromkeys(

@@ -608,7 +608,7 @@ _WORDS = {
     "cuda": "gpu nvidia cuda:0 rocm a100 a800 h100 h800 h20 h200 b200 gb200 l40 l40s v100 a10 a6000 rtx3090 rtx4090 "
     "rtx5090 mi300x",
     "auto": "automatic learned learnable learn",
-    "ray": "slurm kubernetes k8s torchrun distributed",
+    "ray": "slurm kubernetes k8s distributed",
     "inline": "debug thread threads",
     "emulated": "cpu",
     "token": "token-mean token_mean",

@@ -105,7 +105,18 @@ _LEAST_PART = 4
 # Parts of names that say little, and other words for parts
 _WEAK_PARTS = {
     *("max", "min", "num", "use", "total", "size", "name", "type", "kind", "path"),
-    *("file", "mode", "enable", "steps", "step", "every", "count", "weight", "value"),
+    *(
+        "file",
+        "length",
+        "mode",
+        "enable",
+        "steps",
+        "step",
+        "every",
+        "count",
+        "weight",
+        "value",
+    ),
     *("per", "rate", "coef", "model", "key", "with", "from", "ratio"),
 }
 _PARTS = {"eps": "epsilon", "kv": "cache", "mem": "memory"}
@@ -924,10 +935,10 @@ def _place_of(
     # Settings of changes during a run, or of the connections, are meant in their block alone
     if above and not above.startswith("cluster"):
         same = [place for place in same if not _OF_MACHINES.match(place)]
-    if role in COMPONENTS:
-        same = [
-            place for place in same if place.partition(".")[0] not in _SIDE - {role}
-        ]
+    # The only key of this name may be that of a component of another kind
+    is_other = len(same) == 1 and same[0].partition(".")[0] in _SIDE - {role}
+    if role in COMPONENTS and is_other:
+        same = []
     beside = [place for place in same if place.startswith(f"{above}.")] or same
     if not beside:
         below = {p.rpartition(".")[2]: p for p in known if p.startswith(f"{above}.")}
@@ -941,7 +952,8 @@ def _place_of(
     # Parts of the name of a single field: offload of enable_offload, timeout of session_timeout_s
     parts = {*name.split("_")}
     having = [field for field in fields if parts <= {*field.split("_")}]
-    if not same and len(having) == 1 and len(name) >= _LEAST_PART:
+    says_much = bool(_strong_parts(name)) and len(name) >= _LEAST_PART
+    if not same and len(having) == 1 and says_much:
         return f"{above}.{having[0]}".removeprefix(".")
     return None
 

@@ -17,7 +17,7 @@ from rlplace.codes import config_error
 from rlplace.contract.planning import make_plan
 from rlplace.contract.reading import try_job
 from rlplace.errors import ConfigError
-from rlplace.imports.importer import Imported, ordered
+from rlplace.imports.importer import SIMULATOR, Imported, ordered
 from rlplace.imports.rules import shipped_model
 from rlplace.imports.settings import read_mapping
 from rlplace.placement import Topology
@@ -53,7 +53,7 @@ def shrink(imported: Imported) -> Imported:
         raise config_error(
             "import-value", "--tiny", imported.library, error="tiny-placement"
         )
-    if imported.target.job == "simulator":
+    if imported.target == SIMULATOR:
         return _small_simulators(imported, imported.layout.placement)
     placement = imported.layout.placement
     unit, width = _units(placement)
@@ -194,7 +194,7 @@ def _small_ppo(
     }
     if _block(imported, "env").get("enable_offload"):
         config["env"]["enable_offload"] = True
-    found = ordered(config, "simulator")
+    found = ordered(config, SIMULATOR.job)
     # Only a config with a kind of network says which keys a network has
     found["actor"] = {**config["actor"]}
     return found

@@ -609,7 +609,6 @@ _WORDS = {
     "rtx5090 mi300x",
     "auto": "automatic learned learnable learn",
     "ray": "slurm kubernetes k8s distributed",
-    "inline": "debug thread threads",
     "emulated": "cpu",
     "token": "token-mean token_mean",
     "sequence": "sequence-mean sequence_mean seq-mean-token-mean seq_mean_token_mean",

@@ -789,7 +789,7 @@ def in_our_words(name: str, value: object) -> tuple[str, object] | None:
         return "algorithm.kl_in", "reward"
     if name == "filter_overlong_prompts" and value is True:
         return "env.long_prompts", "drop"
-    if name in ("simulator_type", "simulator", "sim_type", "env_type"):
+    if name in ("simulator_type", "sim_type", "env_type"):
         library = meant_word(value, ("gymnasium", "envpool", "pettingzoo"))
         return ("env.kind", library) if library else None
     if name.removeprefix("use_") in _MEMORIES and value is True:

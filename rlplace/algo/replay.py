@@ -283,7 +283,9 @@ class ReplayMemory:
         priorities = np.zeros((self.slots, self.rows))
         greatest = 0.0
         for rows, part in self._placed(parts):
-            with np.load(folder / f"{part.name}_{HEAD}.npz") as stored:
+            with np.load(
+                folder / f"{part.name}_{HEAD}.npz", allow_pickle=False
+            ) as stored:
                 written.add(int(stored["written"]))
                 if self._priorities is not None:
                     table = stored["priorities"].reshape(self.slots, part.count)
@@ -297,7 +299,9 @@ class ReplayMemory:
             self._priorities.load(state)
         for segment in self.segments():
             for rows, part in self._placed(parts):
-                with np.load(folder / f"{part.name}_{segment.start}.npz") as stored:
+                with np.load(
+                    folder / f"{part.name}_{segment.start}.npz", allow_pickle=False
+                ) as stored:
                     for name, array in self._arrays.items():
                         found = stored[name]
                         if found.shape[1] != part.count:

@@ -35,8 +35,14 @@ _UP_TO_TEN = (
     "nine",
     "ten",
 )
-_WORDS = {word: number for number, word in enumerate(_UP_TO_TEN, start=1)}
-_WORDS |= {"zero": 0, "twelve": 12, "hundred": 100, "thousand": 1000, "million": 10**6}
+_WORDS = {
+    "zero": 0,
+    **{word: number for number, word in enumerate(_UP_TO_TEN, start=1)},
+    "twelve": 12,
+    "hundred": 100,
+    "thousand": 1000,
+    "million": 10**6,
+}
 
 
 class Meant(NamedTuple):

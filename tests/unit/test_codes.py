@@ -32,6 +32,7 @@ NO_CODES = {
         "config-path",
         "resize-naive",
         "accelerator-seconds",
+        "x-stainless-retry-count",
         *("ale-py", "highway-env", "panda-gym"),
     ),
     *("nvidia-nccl-cu12", "nvidia-nccl-cu13"),

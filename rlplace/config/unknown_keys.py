@@ -224,7 +224,9 @@ class UnknownKey:
             (item, *_) = typing.get_args(hint)
             if dataclasses.is_dataclass(item):
                 return [{"name": value}]
-            if item is str and "," not in value:
+            # PEFT's word for all layers is told where the list is read
+            is_all = re.fullmatch("all([-_ ]linear)?", value.lower()) is not None
+            if item is str and "," not in value and not is_all:
                 return [value]
         return value
 

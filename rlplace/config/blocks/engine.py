@@ -150,7 +150,7 @@ class CheckpointConfig:
     """What checkpoints contain and when they are written, for `resume`."""
 
     every: int = knob(
-        "iterations between two checkpoints; 0: only the last iteration", 10, minimum=0
+        "iterations between two checkpoints; 0: none but the last", 10, minimum=0
     )
     keep_last: int = knob("number of newest checkpoints that are kept", 2, minimum=1)
     keep_best: int = knob(

@@ -175,7 +175,7 @@ class ModuleConfig:
         "arguments of the class, after the spaces", dict
     )
     remembered: int = knob(
-        "size of the memory state of an environment, in float32 numbers; 0: no memory",
+        "size of the memory state of an environment, in float32 numbers; 0: none",
         0,
         minimum=0,
     )

@@ -348,7 +348,7 @@ class AlgorithmConfig:
         maximum=1,
     )
     value_clip: float | None = knob(
-        "largest change of a value in an iteration, as in PPO; null: no limit",
+        "largest change of a value in an iteration, as in PPO; null: none",
         0.2,
         above=0,
         simulator=None,

@@ -63,7 +63,7 @@ if TYPE_CHECKING:
     search: SearchModule
     train: TrainModule
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 __all__ = [
     "AcceleratorConfig",

@@ -728,6 +728,9 @@ def _by_another_name(unknown: UnknownKey) -> _Reading | None:
 
 def _of_similar_names(unknown: UnknownKey) -> _Reading | None:
     """Read the key as one of a few whose names have a part of its name: noise may be exploration_noise."""
+    # A key that other kinds of jobs have is not misspelt
+    if unknown.key in places_of(unknown.name):
+        return None
     parts = _strong_parts(unknown.name)
     offered = [
         place

@@ -31,7 +31,7 @@ def problem_codes(text: str) -> list[str]:
         (["--config-name", "hybrid_ppo", "=3"], ["bad-config"]),
         (
             ["--config-name", "hybrid_ppo", "actor.model.hiden=[8]"],
-            ["unknown-override"],
+            ["unknown-key"],
         ),
         (["--config-name", "hybrid_ppo", "zzz=1"], ["unknown-key"]),
         (

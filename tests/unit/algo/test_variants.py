@@ -107,7 +107,7 @@ def test_what_is_of_another_shape_or_without_a_gradient_is_told_with_what_was_to
         ({"name": "tests.own_variant:AlgorithmConfig"}, "def advantages(self, ...)"),
         (
             {"name": "tests.own_variant:Same", "kwargs": {"double": True}},
-            "doubled: True",
+            "doubled: true",
         ),
         (
             {"name": "tests.own_variants:Same"},

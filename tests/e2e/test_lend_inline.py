@@ -75,25 +75,3 @@ def test_lent_accelerators_help_the_iteration_that_is_under_way(
     assert [line["rollout/answers"] for line in lines] == [32] * 5
     assert max(line["actor/age_max"] for line in lines) <= 1
     assert list(run.summary()["evaluations"]) == ["0", "2", "4", "5"]
-
-
-@pytest.mark.slow
-def test_workers_with_lent_ranks_stay_when_others_move(
-    model: Path, tmp_path: Path
-) -> None:
-    run = train(
-        "disaggregated_grpo_llm",
-        tmp_path,
-        *tiny(model),
-        *INLINE[:1],
-        *placed("0", "1", "2"),
-        LEND,
-        "cluster.changes=[{after: 2, component_placement: {env: 3}}]",
-        "runner.total_iterations=4",
-        "runner.eval_every=2",
-        "runner.eval_prompts=4",
-    )
-    assert run.code == 0, run.err
-    assert [line["actor/samples"] for line in run.metrics()[1:]] == [32] * 4
-    (change,) = run.summary()["changes"]
-    assert sorted(change["stayed"]) == ["actor", "rollout"]

@@ -294,11 +294,12 @@ class RayLauncher:
     def return_to(self, node: int) -> str | None:
         """Use a node again that was left. Return its address; None if no machine is there for it.
 
-        The machine that had the number has it again if it still lives. Otherwise a machine that has joined gets it.
+        The machine that had the number has it again if its server answers. Otherwise a machine that has joined gets it.
         """
         use = self._left[node]
-        servers = self._session.servers()
-        if self._machines[node].id not in servers:
+        server = self._session.servers().get(self._machines[node].id)
+        # Ray counts a machine as living for some seconds after its end
+        if server is None or not _listens(*server):
             joined = self._strangers()
             fitting = [machine for machine in joined if not use.lack(machine.total)]
             if not fitting:

@@ -237,7 +237,7 @@ class Loop:
 
         `folders`: component -> folder to which its model is written.
         """
-        for attempt in self._attempts(self.version):
+        for attempt in self._attempts_between():
             with attempt:
                 for component, folder in folders.items():
                     self._save_model(component, folder)
@@ -255,7 +255,7 @@ class Loop:
             for part, held in self._held.items()
             if held > Residency.OFF and all(row[part] == held for row in stages)
         }
-        for attempt in self._attempts(self.version):
+        for attempt in self._attempts_between():
             with attempt:
                 self._measure(still)
 
@@ -313,6 +313,12 @@ class Loop:
             if attempt.fault is None:
                 return
             faults.append(attempt.fault)
+
+    def _attempts_between(self) -> Iterator[Attempt]:
+        """Yield attempts at some work between two iterations. Metrics of its faults are those of the next iteration."""
+        for attempt in self._attempts(self.version):
+            yield attempt
+        self._add_meanwhile(attempt.metrics)
 
     def _recover(
         self,
@@ -447,7 +453,7 @@ class Loop:
         for component in most:
             _, *lent = self._schedule.parts_of(component)
             limits |= dict.fromkeys(lent, Residency.OFF)
-        for attempt in self._attempts(self.version):
+        for attempt in self._attempts_between():
             with attempt, self._in(self._at or self._schedule.stages[0]):
                 self._move(
                     [
@@ -465,6 +471,9 @@ class Loop:
     def continue_metrics(self, before: Loop) -> None:
         """Take over the metrics of events since the last iteration of the loop before, for the next iteration."""
         self._add_meanwhile(before._meanwhile)
+        # A rank of the same name in this loop is another one, and what it drops counts too
+        for rank, lost in before._dropped.items():
+            self._dropped[f"{rank}, before"] = lost
 
     def _add_meanwhile(self, numbers: Mapping[str, float]) -> None:
         self._meanwhile |= _added(self._meanwhile, numbers)
@@ -475,7 +484,7 @@ class Loop:
         Raises the same errors as `iteration`.
         """
         parts = [part for c in components for part in self._schedule.parts_of(c)]
-        for attempt in self._attempts(self.version):
+        for attempt in self._attempts_between():
             with attempt:
                 self._measure(parts)
 
@@ -492,10 +501,9 @@ class Loop:
         # Component -> ranks that have not copied their state yet.
         left = {c: {slot.rank for slot in self._groups[c].slots} for c in components}
 
-        for attempt in self._attempts(self.version):
+        for attempt in self._attempts_between():
             with attempt:
                 self._copy_state(folder, left)
-        self._add_meanwhile(attempt.metrics)
 
     def _copy_state(self, folder: Path, left: Mapping[str, set[int]]) -> None:
         """Have ranks copy their state, for files below `folder`.

@@ -280,7 +280,7 @@ class Overlap(Loop):
         """
         kept = tuple(components)
         if "env" in kept:
-            for attempt in self._attempts(self.version):
+            for attempt in self._attempts_between():
                 with attempt:
                     self._finish_generating()
             self.generated = {

@@ -552,3 +552,20 @@ def test_the_seconds_of_changes_before_one_iteration_are_added_up() -> None:
     after.changed(1.5)
     assert after.iteration(0)["time/change_s"] == 3.5
     assert "time/change_s" not in after.iteration(1)
+
+
+@pytest.mark.parametrize("method", ["move", "write_state"])
+def test_what_a_rank_has_lost_before_a_change_counts_in_the_next_iteration(
+    method: str, tmp_path: Path
+) -> None:
+    before, _ = loop()
+    before.recovery = cast(Recovery, Replacing())
+    before.iteration(0)
+    cast(dict[str, Group], before._groups)["env"].fails = [method]
+    before.ask(["env"])
+    before.write_state(tmp_path, ["env"])
+    after, _ = loop()
+    after.continue_metrics(before)
+    numbers = after.iteration(0)
+    assert (numbers["env/begin_again"], numbers["faults/restarts"]) == (1.0, 1.0)
+    assert not {"faults/restarts", "env/begin_again"} & after.iteration(1).keys()

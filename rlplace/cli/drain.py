@@ -9,9 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from rlplace.cli.replace import WAIT_S, asked, run_folder
-from rlplace.commands import answered, typed
-from rlplace.config.options import OptionParser
+from rlplace.cli.replace import asked, request_parser, run_folder
+from rlplace.commands import answered
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -19,12 +18,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     `argv`: words of the command line, without the program; None: the command line of this process.
     """
-    parser = OptionParser(
-        typed("drain"),
-        description="Empties a node of a run that goes on, between two iterations.",
-        check=run_folder,
+    parser = request_parser(
+        "drain", "Empties a node of a run that goes on, between two iterations."
     )
-    parser.add_argument("run", metavar="RUN", help="the folder of a run")
     parser.add_argument(
         "node", metavar="NODE", help="the number of the node, or its address"
     )
@@ -32,13 +28,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         "--release",
         action="store_true",
         help="the run may use the node again: the same machine, or one that has joined",
-    )
-    parser.add_argument(
-        "--timeout",
-        type=float,
-        default=WAIT_S,
-        metavar="SECONDS",
-        help=f"to wait until the run takes the request ({WAIT_S:g})",
     )
 
     def command() -> int:

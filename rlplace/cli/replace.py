@@ -30,24 +30,14 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     `argv`: words of the command line, without the program; None: the command line of this process.
     """
-    parser = OptionParser(
-        typed("replace"),
-        description="Moves components of a run that goes on, between two iterations.",
-        check=run_folder,
+    parser = request_parser(
+        "replace", "Moves components of a run that goes on, between two iterations."
     )
-    parser.add_argument("run", metavar="RUN", help="the folder of a run")
     parser.add_argument(
         "places",
         metavar="OVERRIDE",
         nargs="*",
         help=f"{PLACEMENT}.<component>=<place>",
-    )
-    parser.add_argument(
-        "--timeout",
-        type=float,
-        default=WAIT_S,
-        metavar="SECONDS",
-        help=f"to wait until the run takes the request ({WAIT_S:g})",
     )
 
     def command() -> int:
@@ -57,6 +47,20 @@ def main(argv: Sequence[str] | None = None) -> int:
         return asked(folder, options.places, options.timeout, places=places)
 
     return answered(command)
+
+
+def request_parser(command: str, description: str) -> OptionParser:
+    """Return the parser of a command that asks a run: with RUN and --timeout. `command`: its name."""
+    parser = OptionParser(typed(command), description=description, check=run_folder)
+    parser.add_argument("run", metavar="RUN", help="the folder of a run")
+    parser.add_argument(
+        "--timeout",
+        type=float,
+        default=WAIT_S,
+        metavar="SECONDS",
+        help=f"to wait until the run takes the request ({WAIT_S:g})",
+    )
+    return parser
 
 
 def run_folder(run: str) -> Path:

@@ -483,6 +483,7 @@ class Hurting:
                     seconds=record.seconds,
                 )
 
+        # The run's own methods go on behind these, which note what they do
         run._Driver._change = changed  # type: ignore[assignment, method-assign]
         answer = Requests.answer
 

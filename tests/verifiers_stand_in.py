@@ -182,6 +182,7 @@ class Taskset(Generic[TaskT, ConfigT]):
         self._select = SelectConfig()
 
     def load(self) -> Iterator[Any]:
+        """Yield the tasks. A taskset has to say it."""
         raise NotImplementedError
 
     @property
@@ -297,6 +298,7 @@ class Env(Generic[ConfigT]):
         self.taskset = kind(config.taskset)
 
     async def run(self, task: Any, agents: Any) -> None:
+        """Run an episode of a task. An environment of several agents has to say it."""
         raise NotImplementedError
 
     @contextlib.asynccontextmanager

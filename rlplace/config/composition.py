@@ -259,6 +259,7 @@ def _fast_loader() -> Any:
     """Return OmegaConf's class of YAML loaders, with the parser of libyaml in place of PyYAML's."""
     slow = get_yaml_loader()
 
+    # OmegaConf makes its class when it is asked for it, so mypy cannot know this base
     class Loader(yaml.CSafeLoader, slow):  # type: ignore[misc, valid-type]
         """Reads what OmegaConf's loader reads."""
 

@@ -39,13 +39,14 @@ def a_driver(monkeypatch: pytest.MonkeyPatch, plans: list[PlanFrom]) -> Any:
     monkeypatch.setattr(run, "_write_plan", lambda *_: None)
     monkeypatch.setattr(_Driver, "show", lambda _: None)
     monkeypatch.setattr(_Driver, "_look_for_machines", lambda _: None)
-    fields = {field.name: None for field in dataclasses.fields(_Driver) if field.init}
+    named = [field.name for field in dataclasses.fields(_Driver) if field.init]
+    fields: dict[str, Any] = dict.fromkeys(named)
     for name in ("changes", "passed", "nodes"):
-        fields[name] = []  # type: ignore[assignment]
-    fields["drained"] = {}  # type: ignore[assignment]
-    fields["joined"] = set()  # type: ignore[assignment]
-    fields["requests"] = NoRequests()  # type: ignore[assignment]
-    return _Driver(**{**fields, "plans": plans, "plan": plans[0]})  # type: ignore[arg-type]
+        fields[name] = []
+    fields["drained"] = {}
+    fields["joined"] = set()
+    fields["requests"] = NoRequests()
+    return _Driver(**{**fields, "plans": plans, "plan": plans[0]})
 
 
 def at(after: int, plan: Plan, progress: Progress) -> PlanFrom:

@@ -6,6 +6,7 @@ import dataclasses
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -16,8 +17,8 @@ from rlplace.envs.gymnasium_adapter import GymnasiumAdapter
 pytest.importorskip("gymnasium")
 
 
-def told(**settings: object) -> list[tuple[str, str, str | None]]:
-    config = dataclasses.replace(SimulatorEnvConfig(), **settings)  # type: ignore[arg-type]
+def told(**settings: Any) -> list[tuple[str, str, str | None]]:
+    config = dataclasses.replace(SimulatorEnvConfig(), **settings)
     return [(p.code, p.key, p.fix) for p in GymnasiumAdapter().check(config)]
 
 

@@ -1,8 +1,9 @@
 """Checkpoints for tests, as a driver and its workers write them; run as a script, a run that is killed over and over.
 
 `python -m tests.checkpoint_writer RUN KILLS`: in RUN, processes save one checkpoint after another; each is killed by
-SIGKILL at a moment drawn by its number: at one of its calls that touch files, or after some time. After each death the
-newest checkpoint must be whole. Prints the moments.
+SIGKILL at a moment drawn by its number: at one of its calls that touch files, or after some time. Two of ten deaths
+are set: one between two saves, one before a commit. After each death the newest checkpoint must be whole. Prints the
+moments.
 """
 
 from __future__ import annotations
@@ -66,6 +67,15 @@ def save(
 
 def killed(run: Path, number: int, first: int, told: int) -> str:
     """Save until death, and write the number of each whole checkpoint to `told`."""
+    store = Store(run, keep_last=1, keep_best=0)
+    if number % 10 == 0:
+        os.write(told, f"{number} between two saves\n".encode())
+        save(store, first)
+        signal.raise_signal(signal.SIGKILL)
+    if number % 10 == 1:
+        os.write(told, f"{number} before a commit\n".encode())
+        write_ranks(store.begin(first, RANKS))
+        signal.raise_signal(signal.SIGKILL)
     moment = random.Random(number)
     if moment.random() < 0.25:
         delay_s = moment.uniform(0.001, 0.05)
@@ -83,7 +93,6 @@ def killed(run: Path, number: int, first: int, told: int) -> str:
                     signal.raise_signal(signal.SIGKILL)  # which is no watched call
 
         sys.addaudithook(count)
-    store = Store(run, keep_last=1, keep_best=0)
     deadline_s, iteration = time.monotonic() + PATIENCE_S, first
     while time.monotonic() < deadline_s:
         save(store, iteration)

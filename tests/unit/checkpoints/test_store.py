@@ -266,7 +266,7 @@ def test_what_is_committed_after_it_was_given_up_removes_none(
 
 
 def test_killed_at_any_moment_a_run_keeps_a_whole_checkpoint(run: Path) -> None:
-    """40 deaths by SIGKILL, each at a moment of its own, most of them between two calls that touch files."""
+    """40 deaths by SIGKILL: 8 at set moments, the others at drawn ones."""
     command = [sys.executable, "-m", "tests.checkpoint_writer", str(run), "40"]
     done = subprocess.run(
         command, capture_output=True, text=True, cwd=ROOT, timeout=100, check=False

@@ -57,6 +57,7 @@ OPTIONAL = {
         "urllib3",
         "verifiers",
         "vllm",
+        "websockets",
         "zmq",
     ),
 }

@@ -146,6 +146,7 @@ DOORS = {  # library -> the only modules (or rooms) that may import it
     "transformers": {"models", "workers.engines.transformers"},
     "verifiers": {"envs.text.verifiers_library"},
     "urllib3": {"workers.engines.vllm_server", "workers.roles.reward"},
+    "websockets": {"envs.text"},
     "vllm": {
         "workers.engines.vllm",
         "workers.engines.vllm_loading",

@@ -57,6 +57,7 @@ TASKS: Mapping[str, str] = {
     "text_arena": "rlplace.envs.text.tasks:TextArena",
     "agent": "rlplace.envs.text.agents:AgentTask",
     "verifiers": "rlplace.envs.text.verifiers_tasks:Verifiers",
+    "openenv": "rlplace.envs.text.openenv_tasks:OpenEnv",
 }
 # Modules, and the extra of this package that installs each
 EXTRAS: Mapping[str, str] = {

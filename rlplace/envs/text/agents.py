@@ -105,7 +105,7 @@ class Agent(Protocol):
     ) -> float | Mapping[str, Any] | None: ...
 
 
-def _parser(name: str) -> Parser:
+def parser_named(name: str) -> Parser:
     """Return the reader of calls with this name. Raises ConfigError if there is none."""
     shipped = {each: f"rlplace.envs.text.tool_calls:{each}" for each in FORMATS}
     found: Parser = named(
@@ -140,7 +140,7 @@ class LedEpisodes:
         first_request_s: float,
         tool_format: str | None,
     ) -> None:
-        self._parser = None if tool_format is None else _parser(tool_format)
+        self._parser = None if tool_format is None else parser_named(tool_format)
         self._agent = agent
         self._seed = seed
         self._split = split

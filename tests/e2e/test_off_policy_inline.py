@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import re
 from pathlib import Path
 from typing import Any, ClassVar
@@ -172,19 +173,26 @@ def test_the_policy_is_exported_as_weights_and_as_a_program(
     assert export([str(tmp_path / "folder"), str(tmp_path / "again.pt")]) == 0
 
 
-@pytest.mark.parametrize("job", [SAC, DQN, CROSSQ], ids=["sac", "dqn", "crossq"])
+@pytest.mark.parametrize(
+    "job", [SAC, DQN, TD3, CROSSQ], ids=["sac", "dqn", "td3", "crossq"]
+)
 def test_the_policy_is_exported_to_onnx(job: Job, tmp_path: Path) -> None:
-    reference = pytest.importorskip("onnx.reference")
-    folder = run(job, tmp_path, 2).folder
-    assert folder is not None
-    policy = rlplace.load_policy(folder)
-    elements = {"dqn": 4}.get(job[0], 3)
+    pytest.importorskip("onnx.reference")
+    exported_to_onnx(run(job, tmp_path, 2), {"dqn": 4}.get(job[0], 3))
+
+
+def exported_to_onnx(run: Finished, elements: int) -> None:
+    """Export the policy of a run, and compare its actions. `elements`: numbers of an observation."""
+    from onnx.reference import ReferenceEvaluator
+
+    assert run.folder is not None
+    policy = rlplace.load_policy(run.folder)
     seen = np.random.default_rng(0).normal(size=(7, elements)).astype(np.float32)
-    out = tmp_path / "policy.onnx"
-    assert export([str(folder), str(out)]) == 0
-    program = reference.ReferenceEvaluator(str(out))
-    (found,) = program.run(["actions"], {"observations": seen})
     expected = policy.act(seen)
+    assert len(np.unique(expected)) > 1, "equal actions would compare nothing"
+    out = run.folder.parent / "policy.onnx"
+    assert export([str(run.folder), str(out)]) == 0
+    (found,) = ReferenceEvaluator(str(out)).run(["actions"], {"observations": seen})
     assert found.dtype == expected.dtype
     assert found == pytest.approx(expected, abs=1e-5)
 
@@ -362,6 +370,8 @@ def test_an_offline_algorithm_takes_no_steps_but_in_evaluations(
     assert whole.summary()["env_steps"] == 0
     size = whole.summary()["memory"]["actor"]["full"]
     assert size["measured"] == pytest.approx(size["predicted"], rel=0.05)
+    if importlib.util.find_spec("onnx") is not None:
+        exported_to_onnx(whole, 3)
     # A resumed run has the same policy
     first = run(("td3", words), tmp_path / "parts", 2)
     resumed = run(("td3", words), tmp_path / "parts", 4, f"resume={first.folder}")

@@ -170,8 +170,9 @@ class ReplayMemory:
         `observations`, `actions`: of the first step. `rewards`: the discounted sum of up to n rewards, to the end of
         the episode or of the memory at most. `next_observations`: after these steps. `discounts`: gamma to the power
         of their number; 0 if the last of these steps terminated the episode. If the episode was truncated, the
-        discount is not 0, because the value of the last observation counts. A prioritised memory adds `weights`, and
-        `steps`, the numbers that `change_priorities` takes.
+        discount is not 0, because the value of the last observation counts. A prioritised memory adds `steps`, the
+        numbers that `change_priorities` takes, and `weights`. They are comparable with those of other memories of as
+        many steps; to be at most 1, they have to be divided by the greatest one of a batch.
         """
         oldest = max(0, self.written - self.slots)
         found: Batch = {}
@@ -188,7 +189,7 @@ class ReplayMemory:
             # From the place in the ring to the number of the slot
             slots = oldest + (places - oldest) % self.slots
             weights = (len(self) * chances) ** -self._correction
-            found["weights"] = (weights / weights.max()).astype(np.float32)
+            found["weights"] = weights.astype(np.float32)
             found["steps"] = steps
         return found | self._n_steps(slots, rows, n_step, gamma)
 

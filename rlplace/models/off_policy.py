@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -204,6 +204,19 @@ def new_critics(
 def sent_tensors(policy: nn.Module) -> list[Tensor]:
     """Return the tensors that another copy of a policy needs: parameters, and statistics of its inputs."""
     return [*policy.parameters(), *policy.buffers()]
+
+
+def joined(tensors: Iterable[Tensor]) -> Tensor:
+    """Return the numbers of tensors, one tensor after the other, as one axis."""
+    return torch.cat([tensor.detach().flatten() for tensor in tensors])
+
+
+@torch.no_grad()
+def set_numbers(tensors: Sequence[Tensor], numbers: Tensor) -> None:
+    """Set the numbers of tensors, in place, to those of `numbers`, as `joined` has them."""
+    parts = numbers.split([tensor.numel() for tensor in tensors])
+    for tensor, part in zip(tensors, parts, strict=True):
+        tensor.copy_(part.view_as(tensor))
 
 
 class Acting:

@@ -16,12 +16,13 @@ from gymnasium.spaces import Box
 from safetensors.numpy import load_file
 
 import rlplace
+from rlplace.algo.replay import ReplayMemory
 from rlplace.cli.evaluate import main as evaluate
 from rlplace.cli.export import main as export
 from rlplace.cli.plan import main as plan
 from rlplace.cli.profile import main as profile
 from rlplace.cli.search import main as search
-from rlplace.workers.off_policy.learners import SacLearner
+from rlplace.workers.off_policy.learners import DqnLearner, SacLearner
 from tests.e2e.test_resume import numbers
 from tests.e2e.training import INLINE_LAUNCHER, Finished, train
 from tests.unit.envs.test_kept_numbers import Plain
@@ -55,6 +56,30 @@ DQN = (
 TD3 = ("td3", (*TINY, "env.total_num_envs=2", "algorithm.n_step=2"))
 CROSSQ = ("crossq", (*TINY, "env.total_num_envs=2", "actor.critic_hidden=[24]"))
 Job = tuple[str, tuple[str, ...]]
+
+
+def offline(name: str, folder: Path) -> Job:
+    """Return a job that learns by an offline algorithm from 50 steps, which are written into `folder`."""
+    folder.mkdir(exist_ok=True)
+    random = np.random.default_rng(0)
+    steps = 50
+    np.savez(
+        folder / "steps.npz",
+        observations=random.normal(size=(steps, 3)),
+        next_observations=random.normal(size=(steps, 3)),
+        actions=random.uniform(-2, 2, size=(steps, 1)),
+        rewards=random.normal(size=steps),
+        terminated=np.zeros(steps, bool),
+        truncated=np.zeros(steps, bool),
+    )
+    shown = f"+replay.demonstrations={folder / 'steps.npz'}"
+    return "td3", (*SAC[1], f"algorithm.name={name}", shown)
+
+
+def each_algorithm(folder: Path) -> dict[str, Job]:
+    """Return a small job of each algorithm. `folder`: of the recorded steps."""
+    jobs = {"sac": SAC, "crossq": CROSSQ, "td3": TD3, "dqn": DQN}
+    return jobs | {name: offline(name, folder) for name in ("td3_bc", "iql")}
 
 
 def run(job: Job, output: Path, iterations: int, *more: str) -> Finished:
@@ -261,6 +286,47 @@ def test_a_resume_deals_the_memory_to_other_replay_ranks(
     assert [line["replay/steps"] for line in numbers(again)] == [*steps, 120]
 
 
+@pytest.mark.slow  # by default, each algorithm is resumed under the same placement
+@pytest.mark.parametrize(
+    ("name", "accelerators"),
+    [
+        ("sac", "0"),
+        ("crossq", "0"),
+        ("td3", "0-1"),
+        ("dqn", "0"),
+        ("td3_bc", "0"),
+        ("iql", "0-1"),
+    ],
+)
+def test_a_resume_under_another_placement_has_the_same_numbers(
+    name: str, accelerators: str, tmp_path: Path
+) -> None:
+    """Rollout goes to the accelerator of the actor. The ranks of td3 and iql become two, those of dqn one."""
+    job = each_algorithm(tmp_path)[name]
+    whole = run(job, tmp_path / "whole", 4)
+    first = run(job, tmp_path / "parts", 2)
+    other = (
+        "cluster.component_placement.actor=0",
+        f"cluster.component_placement.rollout={accelerators}",
+        "cluster.allow_resident=[actor,rollout]",
+        f"resume={first.folder}",
+    )
+    moved = run(job, tmp_path / "parts", 4, *other)
+    lines = {line["iteration"]: line for line in numbers(whole)}
+    # Matrix products of another number of rows are rounded otherwise
+    rounded = 1e-3 if name in ("td3", "dqn") else 0.0
+    names = ("actor/critic_loss", "actor/value", "actor/updates", "env/steps")
+    for line in numbers(moved):
+        for metric in (*names, "env/return", "replay/steps"):
+            expected = lines[line["iteration"]].get(metric)
+            if expected is not None:
+                expected = pytest.approx(expected, rel=rounded, abs=rounded)
+            assert line.get(metric) == expected, (line["iteration"], metric)
+    for weight, array in weights(whole).items():
+        found = weights(moved)[weight]
+        assert found == pytest.approx(array, abs=rounded), weight
+
+
 def test_steps_of_another_environment_or_algorithm_are_not_resumed(
     sac: Finished, tmp_path: Path
 ) -> None:
@@ -337,25 +403,43 @@ def test_half_of_each_batch_is_drawn_from_demonstrations(
     assert shown == [8] * 16
 
 
+def test_weights_of_all_replay_ranks_are_scaled_together(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Samples of a rank whose draws are all likely count less than those of another rank."""
+    drawn: list[list[Any]] = []
+    learned: list[Any] = []
+    sample = ReplayMemory.sample
+    update = DqnLearner.update
+
+    def sampling(self: ReplayMemory, *given: Any, **more: Any) -> Any:
+        batch = sample(self, *given, **more)
+        # Of 4 updates; as if each step of the second rank were drawn twice as likely
+        batch["weights"] *= 1.0 if not len(drawn) % 2 else 0.5
+        drawn.append(batch["weights"].reshape(4, -1))
+        return batch
+
+    def updating(self: DqnLearner, batch: Any, random: Any) -> Any:
+        learned.append(np.sort(batch["weights"].numpy()))
+        return update(self, batch, random)
+
+    monkeypatch.setattr(ReplayMemory, "sample", sampling)
+    monkeypatch.setattr(DqnLearner, "update", updating)
+    run(DQN, tmp_path, 1)
+    assert len(learned) == 4 * len(drawn) // 2 > 0
+    pieces = zip(drawn[::2], drawn[1::2], strict=True)
+    joined = [np.concatenate(pair, axis=1) for pair in pieces]
+    for weights_of_update, found in zip(np.concatenate(joined), learned, strict=True):
+        expected = np.sort(weights_of_update / weights_of_update.max())
+        assert found == pytest.approx(expected)
+
+
 @pytest.mark.parametrize("name", ["td3_bc", "iql"])
 def test_an_offline_algorithm_takes_no_steps_but_in_evaluations(
     name: str, tmp_path: Path
 ) -> None:
-    random = np.random.default_rng(0)
-    steps = 50
-    np.savez(
-        tmp_path / "steps.npz",
-        observations=random.normal(size=(steps, 3)),
-        next_observations=random.normal(size=(steps, 3)),
-        actions=random.uniform(-2, 2, size=(steps, 1)),
-        rewards=random.normal(size=steps),
-        terminated=np.zeros(steps, bool),
-        truncated=np.zeros(steps, bool),
-    )
     words = (
-        *SAC[1],
-        f"algorithm.name={name}",
-        f"+replay.demonstrations={tmp_path / 'steps.npz'}",
+        *offline(name, tmp_path)[1],
         "runner.eval_every=2",
         "+runner.eval_episodes=2",
     )
@@ -365,7 +449,7 @@ def test_an_offline_algorithm_takes_no_steps_but_in_evaluations(
     assert [line["actor/updates"] for line in lines] == [48] * 4
     assert {line["env/steps"] for line in lines} == {0}
     assert {line["replay/steps"] for line in lines} == {0}
-    assert {line["replay/demonstrations"] for line in lines} == {steps}
+    assert {line["replay/demonstrations"] for line in lines} == {50}
     assert [i for i, line in enumerate(lines) if "eval/return" in line] == [1, 3]
     assert whole.summary()["env_steps"] == 0
     size = whole.summary()["memory"]["actor"]["full"]

@@ -79,7 +79,18 @@ class OffPolicyActor(Worker):
             found[name] = joined.to(self._device)
         for name in ("observations", "next_observations"):
             found[name] = found[name].flatten(2)
+        if "weights" in found:
+            found["weights"] /= self._greatest(found["weights"])
         return found
+
+    def _greatest(self, weights: Tensor) -> Tensor:
+        """Return the greatest weight of the batch of each update, all actor ranks included, [updates, 1]."""
+        import torch
+
+        greatest = weights.amax(1, keepdim=True)
+        if self.world_size > 1:
+            torch.distributed.all_reduce(greatest, torch.distributed.ReduceOp.MAX)
+        return greatest
 
     def _update(
         self, iteration: int, piece: int, batches: dict[str, Tensor]
@@ -101,7 +112,7 @@ class OffPolicyActor(Worker):
         """Put the errors for the replay ranks that draw by them, and the policy for rollout."""
         import torch
 
-        from rlplace.models.off_policy import sent_tensors
+        from rlplace.models.off_policy import joined, sent_tensors
 
         if self.config.blocks.replay.prioritised:
             ranks = self.config.ranks["replay"]
@@ -110,21 +121,22 @@ class OffPolicyActor(Worker):
                 item = (self.rank, part.flatten().numpy())
                 self.channel(PRIORITIES).put(item, key=str(rank))
         if self.rank == 0 and self._pieces.sends_policy(piece):
-            tensors = sent_tensors(self._learner.policy)
-            flat = torch.cat([t.detach().flatten() for t in tensors]).cpu().numpy()
+            numbers = joined(sent_tensors(self._learner.policy)).cpu().numpy()
             for rank in range(self.config.ranks["rollout"]):
-                self.channel(POLICY).put((piece, flat), key=str(rank))
+                self.channel(POLICY).put((piece, numbers), key=str(rank))
 
     def _average(self, parameters: Iterable[nn.Parameter]) -> None:
-        """Average the gradients over all ranks, in place."""
-        import torch
-
+        """Average the gradients over all ranks, in place. One exchange for all, as each takes long on processors."""
         if self.world_size == 1:
             return
-        for parameter in parameters:
-            if parameter.grad is not None:
-                torch.distributed.all_reduce(parameter.grad)
-                parameter.grad /= self.world_size
+        import torch
+
+        from rlplace.models.off_policy import joined, set_numbers
+
+        gradients = [each.grad for each in parameters if each.grad is not None]
+        numbers = joined(gradients)
+        torch.distributed.all_reduce(numbers)
+        set_numbers(gradients, numbers / self.world_size)
 
     # ── checkpoints ──────────────────────────────────────────────────────────────────────────────────────────────────
 

@@ -132,13 +132,10 @@ class OffPolicyRollout(Worker):
         """Wait for the policy after the updates of an earlier piece, and take its weights."""
         import torch
 
-        from rlplace.models.off_policy import sent_tensors
+        from rlplace.models.off_policy import sent_tensors, set_numbers
 
         _, numbers = self.channel(POLICY).get(key=str(self.rank))
-        tensors = sent_tensors(self._acting.network)
-        flat = torch.from_numpy(numbers).split([tensor.numel() for tensor in tensors])
-        for tensor, part in zip(tensors, flat, strict=True):
-            tensor.data.copy_(part.view_as(tensor))
+        set_numbers(sent_tensors(self._acting.network), torch.from_numpy(numbers))
 
     def _act(self, iteration: int, piece: int) -> Recording:
         """Step the environments through one piece, and return its steps. Raises SimulatorError."""

@@ -148,6 +148,9 @@ def test_of_equal_steps_the_last_error_counts_and_weights_correct_for_the_draws(
     batch = kept.sample(4000, np.random.default_rng(0), n_step=1, gamma=GAMMA)
     shares = np.bincount(batch["steps"], minlength=4) / 4000
     assert shares == pytest.approx([0.5, 0.125, 0.125, 0.25], abs=0.01)
+    # Weights of memories with other priorities are comparable
+    chances = np.array([0.5, 0.125, 0.125, 0.25])
+    assert batch["weights"] == pytest.approx(1 / (4 * chances[batch["steps"]]))
     # The mean over weighted draws is that over all steps alike
     weights = np.bincount(batch["steps"], weights=batch["weights"], minlength=4)
     assert weights / weights.sum() == pytest.approx([0.25] * 4, abs=0.01)

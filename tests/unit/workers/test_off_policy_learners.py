@@ -32,7 +32,7 @@ CONTINUOUS = ContinuousActions(shape=(1,), low=(-4.0,), high=(2.0,))
 DISCRETE = DiscreteActions(n=3)
 
 
-def learner(name: Any, **more: Any) -> tuple[Learner, Spaces]:
+def learner(name: Any, temperature: Any = 0.01, **more: Any) -> tuple[Learner, Spaces]:
     actions = DISCRETE if name == "dqn" else CONTINUOUS
     spaces = Spaces(observation_shape=(2,), actions=actions)
     blocks = OffPolicyBlocks(
@@ -41,7 +41,7 @@ def learner(name: Any, **more: Any) -> tuple[Learner, Spaces]:
         algorithm=OffPolicyAlgorithmConfig(
             name=name,
             steps_per_iteration=8,
-            temperature=0.01,
+            temperature=temperature,
             tau=0.05,
             advantage_weight=10.0,
         ),
@@ -88,20 +88,61 @@ def test_a_learner_finds_the_best_action(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["sac", "crossq", "td3", "td3_bc", "iql", "dqn"])
 def test_a_loaded_learner_goes_on_with_the_same_numbers(name: str) -> None:
-    made, _ = learner(name)
-    other, _ = learner(name)
+    """Whatever the loading one has learned before: networks, targets, temperature, Adam's states, statistics."""
+    made, _ = learner(name, "auto")
+    other, _ = learner(name, "auto")
     random = torch.Generator().manual_seed(1)
     for _ in range(3):
         made.update(batch(name, random), random)
+    for _ in range(4):
+        other.update(batch(name, random), random)
+    before = tensors(other.state())
+    for place, tensor in tensors(made.state()).items():
+        assert not torch.equal(tensor, before[place]), f"{place} would compare nothing"
     other.load(copy.deepcopy(made.state()))
-    state = random.get_state()
-    errors = made.update(batch(name, random), random)
-    random.set_state(state)
-    assert torch.equal(errors, other.update(batch(name, random), random))
-    for mine, theirs in zip(
-        made.policy.parameters(), other.policy.parameters(), strict=True
-    ):
-        assert torch.equal(mine, theirs)
+    for _ in range(4):
+        given = batch(name, random)
+        state = random.get_state()
+        errors = made.update(given, random)
+        random.set_state(state)
+        assert torch.equal(errors, other.update(given, random))
+    assert other.updates == made.updates == 7
+    found = tensors(other.state())
+    for place, tensor in tensors(made.state()).items():
+        assert torch.equal(tensor, found[place]), place
+
+
+def tensors(value: Any, place: str = "") -> dict[str, Tensor]:
+    """Return the tensors in a state of nested mappings and lists, by their places."""
+    if isinstance(value, Tensor):
+        return {place: value}
+    parts: Any = ()
+    if isinstance(value, dict):
+        parts = value.items()
+    elif isinstance(value, list):
+        parts = enumerate(value)
+    found: dict[str, Tensor] = {}
+    for name, part in parts:
+        found |= tensors(part, f"{place}/{name}")
+    return found
+
+
+def test_a_state_has_all_that_a_learner_learns() -> None:
+    adam = {"policy", "critics"}
+    expected = {
+        "sac": ({"targets", "temperature"}, {"temperature"}),
+        "crossq": ({"temperature"}, {"temperature"}),
+        "td3": ({"targets", "target_policy"}, set()),
+        "td3_bc": ({"targets", "target_policy"}, set()),
+        "iql": ({"targets", "state_value"}, {"state_value"}),
+    }
+    for name, (modules, optimizers) in expected.items():
+        state = learner(name, "auto")[0].state()
+        assert state["modules"].keys() == {"policy", "critics"} | modules, name
+        assert state["optimizers"].keys() == adam | optimizers, name
+    state = learner("dqn")[0].state()
+    assert state["modules"].keys() == {"policy", "target"}
+    assert state["optimizers"].keys() == {"policy"}
 
 
 def test_drawn_actions_stay_within_the_bounds_of_the_space() -> None:

@@ -67,6 +67,7 @@ from rlplace.workers.off_policy.rollout import OffPolicyRollout
 
 if TYPE_CHECKING:
     from rlplace.envs.contract import Spaces
+    from rlplace.jobs.off_policy.performance import OffPolicyPerformance
     from rlplace.models.off_policy import Acting
 
 _TRAIN = "train"
@@ -256,6 +257,12 @@ class OffPolicyJob(SimulatedJob):
         call = Call(component="rollout", method="evaluate")
         evaluation = Step(name="evaluate", calls=(call,))
         return dataclasses.replace(work, evaluation=evaluation, evaluated_in=_TRAIN)
+
+    def performance_model(self) -> OffPolicyPerformance:
+        # Imported here: a plan without a profile needs no NumPy
+        from rlplace.jobs.off_policy.performance import OffPolicyPerformance
+
+        return OffPolicyPerformance()
 
     def steps_of_iteration(self, config: OffPolicyConfig) -> int:
         if config.blocks.algorithm.offline:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import random
+
 import pytest
 
 from rlplace.algo.packing import pack_steps
 from rlplace.foresight.costs import Costs
 from rlplace.foresight.predict import Prediction, open_loop
 from rlplace.jobs.language_model.memory import read_again
+from rlplace.jobs.language_model.performance.learners import seen_after
 from rlplace.jobs.language_model.performance.loads import TextStages
 from tests.foreseen import MS, PLACE, job_of, profile_of, timed
 
@@ -347,3 +350,16 @@ def test_the_least_that_learning_takes_counts_a_prompt_once_for_its_answers(
             <= tokens * MS + 1e-9
             < sum(sizes.tokens) * MS
         )
+
+
+def test_a_polling_rank_sees_a_value_at_its_next_look() -> None:
+    assert seen_after(0.0) == 0.0
+    rng = random.Random(0)
+    for _ in range(200):
+        waited_s = 10 ** rng.uniform(-5, 2)
+        looked_s = 0.0
+        pause_s = 0.001
+        while looked_s < waited_s:
+            looked_s += pause_s
+            pause_s = min(2 * pause_s, 0.02)
+        assert seen_after(waited_s) == pytest.approx(looked_s, rel=1e-9)

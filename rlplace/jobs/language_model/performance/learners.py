@@ -7,7 +7,8 @@ wait for each other in every micro-batch.
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator, Sequence
+import math
+from collections.abc import Sequence
 
 from rlplace.algo import packing
 from rlplace.algo.packing import Division, SampleSizes, StepSamples
@@ -32,7 +33,7 @@ from rlplace.workers.arguments import (
 )
 
 _FIRST_PAUSE_S = 0.001
-# longest pause between two looks, as in `workers.training.ranks`
+# Longest pause between two looks, as in `workers.training.ranks`
 _LONGEST_PAUSE_S = 0.02
 
 
@@ -78,15 +79,20 @@ def _steps(
     return tuple(found)
 
 
-def looks() -> Iterator[float]:
-    """Yield the pauses, in seconds, of a rank that polls until rank 0 gives a value.
+def seen_after(waited_s: float) -> float:
+    """Return the seconds after which a rank that polls sees a value that is there after `waited_s` seconds.
 
-    The first pause is 1 ms. Each further pause is twice as long as the pause before, up to 20 ms.
+    The first pause between two looks is 1 ms. Each further pause is twice as long as the pause before, up to 20 ms.
     """
+    looked_s = 0.0
     pause_s = _FIRST_PAUSE_S
-    while True:
-        yield pause_s
-        pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+    while looked_s < waited_s and pause_s < _LONGEST_PAUSE_S:
+        looked_s += pause_s
+        pause_s *= 2
+    if looked_s < waited_s:
+        pauses = math.ceil((waited_s - looked_s) / _LONGEST_PAUSE_S)
+        looked_s += pauses * _LONGEST_PAUSE_S
+    return looked_s
 
 
 class JoinedRank(TextRank):
@@ -106,13 +112,9 @@ class JoinedRank(TextRank):
             given.there.set()
         elif not given.there.happened:
             since = self.world.now
-            at_s = 0.0
             yield given.there
-            for pause_s in looks():
-                if since + at_s >= self.world.now:
-                    break
-                at_s += pause_s
-            yield Sleep(since + at_s - self.world.now)
+            waited_s = self.world.now - since
+            yield Sleep(seen_after(waited_s) - waited_s)
         yield from self.barrier.meet()
         return given.value
 

@@ -312,6 +312,13 @@ class Division:
         self._samples = samples
         self._ranks = ranks
 
+    def counts(self, rank: int) -> list[int]:
+        """Return the number of samples in each micro-batch of a rank."""
+        found = []
+        for chosen in self._ranks[rank]:
+            found.append(sum(len(self._samples[unit]) for unit in chosen))
+        return found
+
     @functools.cached_property
     def packing(self) -> Packing:
         found: list[tuple[MicroBatch, ...]] = []

@@ -93,6 +93,44 @@ def test_whole_predictions_are_within_one_percent(
     assert full.numbers["rollout/tokens"] == quick.numbers["rollout/tokens"]
 
 
+SCORED = {
+    "five components": ("rlhf_tiny", *_CPU),
+    "a reference with the actor": (
+        "grpo_qwen3_8b",
+        "algorithm.prompts=32",
+        "algorithm.kl_coef=0.001",
+        f"{_PLACE}reference={{same_as: actor}}",
+        "reference.enable_offload=true",
+    ),
+    "a reference during rollout": (
+        "grpo_qwen3_8b",
+        "algorithm.prompts=32",
+        "algorithm.kl_coef=0.001",
+        f"{_PLACE}actor=0-3",
+        f"{_PLACE}rollout=4-7",
+        f"{_PLACE}reference={{same_as: actor}}",
+        "reference.enable_offload=true",
+    ),
+}
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+@pytest.mark.parametrize("job", SCORED)
+def test_passes_in_one_sum_take_the_seconds_of_each_pass(
+    job: str, seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = prepared(*SCORED[job])
+    profile = measured(found, seed)
+    predictions = []
+    for many in (10**9, 1):
+        monkeypatch.setattr(ranks, "MANY", many)
+        predictions.append(predict(found.config, found.plan, found.case, profile))
+    singly, summed = predictions
+    assert summed.seconds == pytest.approx(singly.seconds, rel=1e-9)
+    assert summed.queues == singly.queues
+    assert summed.costs.spent == pytest.approx(singly.costs.spent)
+
+
 def test_where_processors_do_the_work_each_message_is_simulated(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -37,6 +37,10 @@ _FIRST_PAUSE_S = 0.001
 _LONGEST_PAUSE_S = 0.02
 
 
+# The cost of a scorer's pass over a micro-batch
+_SCORED = ("infer/infer",)
+
+
 @functools.lru_cache(maxsize=16)
 def _all_samples(sizes: SampleSizes, budget: int) -> StepSamples:
     """Return an optimizer step with all samples. `budget`: the most tokens of a micro-batch."""
@@ -153,19 +157,30 @@ class JoinedRank(TextRank):
         of the samples.
         """
         names = self.names_of(part, *methods)
-        on_accelerator = self.cost(0.0, *names, laps=0.0).on_accelerator
-        if not (self.site.many and on_accelerator and self.slot.accelerators):
+        if not self.alone(names):
             for picks in packed.packing.ranks[self.slot.rank // self.together]:
                 yield from self.forward(watch, part, sizes.size(picks), *methods)
             return
-        # No other work is on these accelerators, so nothing changes between two micro-batches.
         joint = self.site.joint(self.component, part, packed, self._joint, names)
-        own_s = joint.own_s[self.slot.rank // self.together]
+        yield from self.joined(joint, self.slot.rank // self.together)
+        watch.lap(part, joint.size)
+        yield from self.barrier.meet()
+
+    def alone(self, names: tuple[str, ...]) -> bool:
+        """Return whether passes over micro-batches may be computed as a whole, because no other work is in their way.
+
+        True if there are many samples, and accelerators of this rank's own do the passes. `names`: as for `cost`.
+        """
+        if not (self.site.many and self.slot.accelerators):
+            return False
+        return self.cost(0.0, *names, laps=0.0).on_accelerator
+
+    def joined(self, joint: JointPasses, share: int) -> Body:
+        """Spend the seconds of all passes of `joint`. `share`: index of this rank's share of the samples."""
+        own_s = joint.own_s[share]
         yield from self.spend(Cost(own_s, 0.0, True))
         if joint.seconds > own_s:
             yield Sleep(joint.seconds - own_s)
-        watch.lap(part, joint.size)
-        yield from self.barrier.meet()
 
     def _joint(self, packed: Division, names: tuple[str, ...]) -> JointPasses:
         """Compute the passes of all ranks over their micro-batches, in which they wait for each other.
@@ -435,9 +450,9 @@ class ScorerRank(JoinedRank):
             :2
         ]
         due = self.site.job.prompts if sharded else stop - first
+        share = self.slot.rank // self.together if sharded else 0
         while due:
-            # (number of samples, tokens) of each batch
-            batches: list[tuple[int, int]] = []
+            packed: Division | None = None
             if not sharded or self.slot.rank == 0:
                 taken = yield from self._take(due)
                 yield from self.part(watch, "wait", 0, "infer")
@@ -447,28 +462,13 @@ class ScorerRank(JoinedRank):
                 packed = pack(
                     sizes, self.ranks // self.together if sharded else 1, budget
                 )
-                shares = [
-                    [(len(picks), sizes.size(picks)) for picks in share]
-                    for share in packed.packing.ranks
-                ]
-                batches = shares[0]
             if sharded:
-                due, shares = yield from self.scatter(
-                    (due, shares) if self.slot.rank == 0 else None
-                )
-                batches = shares[self.slot.rank // self.together]
+                due, packed = yield from self.scatter((due, packed))
+            assert packed is not None, "rank 0 gives micro-batches to all"
             if model:
                 yield from self.part(watch, "wait", 0, "infer")
-            for samples, size in batches:
-                yield from self.part(watch, "infer", size, "infer")
-                if sharded:
-                    yield from self.barrier.meet()
-                # Ranks that process the same samples send their scores once.
-                if samples and self.slot.rank % self.together == 0:
-                    yield from self.site.channels[scores_of(self.component)].put(
-                        samples
-                    )
-                    yield from self.part(watch, "wait", 0, "infer")
+            score = self._score_whole if self.alone(_SCORED) else self._score
+            yield from score(packed, share, watch, sharded=sharded)
         yield from self.lap("infer", "rest")
         return watch.metrics(self.component)
 
@@ -477,6 +477,50 @@ class ScorerRank(JoinedRank):
             yield self.site.push(REFERENCE_WEIGHTS, version)[1]
             yield from self.lap("refresh", "rest")
         return dict[str, Metrics]()
+
+    def _score(
+        self, packed: Division, share: int, watch: Stopwatch, *, sharded: bool
+    ) -> Body:
+        """Score micro-batches, and send the scores of each.
+
+        `packed`: the micro-batches of all ranks that score together; `share`: which of them are this rank's. `watch`:
+        records the seconds. `sharded`: whether all ranks wait for each other in each micro-batch.
+        """
+        batches = zip(packed.counts(share), packed.tokens[share], strict=True)
+        for samples, size in batches:
+            yield from self.part(watch, "infer", size, "infer")
+            if sharded:
+                yield from self.barrier.meet()
+            if samples and self._sends:
+                yield from self.site.channels[scores_of(self.component)].put(samples)
+                yield from self.part(watch, "wait", 0, "infer")
+
+    def _score_whole(
+        self, packed: Division, share: int, watch: Stopwatch, *, sharded: bool
+    ) -> Body:
+        """Do the same as `_score`, with the passes of all micro-batches as one sum.
+
+        The actor computes nothing before it has all scores, so all are sent with the last ones.
+        """
+        if sharded:
+            joint = self.site.joint(
+                self.component, "infer", packed, self._joint, _SCORED
+            )
+        else:
+            joint = self._joint(packed, _SCORED)
+        yield from self.joined(joint, share)
+        watch.lap("infer", joint.size)
+        scored = [samples for samples in packed.counts(share) if samples]
+        if scored and self._sends:
+            sent = self.cost(0, "infer/wait", laps=len(scored) - 1)
+            yield from self.spend(sent)
+            self.site.channels[scores_of(self.component)].put_all(scored)
+            yield from self.part(watch, "wait", 0, "infer")
+
+    @property
+    def _sends(self) -> bool:
+        """Whether this rank sends its scores. Ranks that process the same samples send their scores once."""
+        return self.slot.rank % self.together == 0
 
     def _take(self, due: int) -> Body:
         """Wait until a group arrives, then take all groups in the channel, at most `due`, and return them."""

@@ -686,3 +686,5 @@ _CONVERSIONS: Mapping[str, Callable[[Given], Converted | None]] = {
         _gpus_of_component,
     ),
 }
+# Names of other libraries whose values are converted
+CONVERTED = tuple(_CONVERSIONS)

@@ -6,6 +6,7 @@ The first of these readings that fits is told.
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import functools
 import os
@@ -13,6 +14,7 @@ import re
 import shlex
 import typing
 from collections.abc import Mapping, Sequence
+from types import NoneType
 from typing import Any, NamedTuple
 
 from rlplace.config.fields import (
@@ -35,7 +37,8 @@ from rlplace.config.keys import (
     places_in,
     places_of,
 )
-from rlplace.config.measures import Given, converted
+from rlplace.config.likely_names import Known, likely_names, words_of
+from rlplace.config.measures import CONVERTED, Given, converted
 from rlplace.config.model_folder import model_folder
 from rlplace.config.of_job import config_of
 from rlplace.config.other_names import (
@@ -100,26 +103,6 @@ _SIZE = re.compile(r"(?<![a-z0-9.])([0-9]+(?:\.[0-9]+)?)b(?![a-z0-9])")
 _ITEM = re.compile(r"[\w.]+\[[0-9]+\]")
 # Words that mean something else in each block
 _GENERIC = ("enable", "enabled", "use", "every", "epochs", "mode", "count", "weight")
-# Letters of a part of a name that says which key is meant
-_LEAST_PART = 4
-# Parts of names that say little, and other words for parts
-_WEAK_PARTS = {
-    *("max", "min", "num", "use", "total", "size", "name", "type", "kind", "path"),
-    *(
-        "file",
-        "length",
-        "mode",
-        "enable",
-        "steps",
-        "step",
-        "every",
-        "count",
-        "weight",
-        "value",
-    ),
-    *("per", "rate", "coef", "model", "key", "with", "from", "ratio"),
-}
-_PARTS = {"eps": "epsilon", "kv": "cache", "mem": "memory"}
 # Components whose keys are not meant in the block of another component
 _SIDE = {"critic", "reference", "teacher", "reward", "agent"}
 # Blocks whose keys are not meant elsewhere
@@ -153,7 +136,8 @@ class UnknownKey:
 
     `key`: its path. `value`: its value. `fields`: the known fields of its block. `written`: the whole config. `job`:
     the kind of job. `config`: the type of the whole config, which is the job's own for a job beside the shipped ones.
-    `sources`: config key -> file and line in which its value is set.
+    `sources`: config key -> file and line in which its value is set. `called`: the name in the config, if the key is
+    read as a known name that is like it.
     """
 
     key: str
@@ -163,6 +147,12 @@ class UnknownKey:
     job: JobName
     config: type
     sources: Mapping[str, Source]
+    called: str = ""
+
+    @property
+    def written_name(self) -> str:
+        """The name that the config has, where the key is read as a known name that is like it."""
+        return self.called or self.name
 
     @property
     def places(self) -> tuple[str, ...]:
@@ -298,7 +288,17 @@ def _reject_read(unknown: UnknownKey, read: _Reading, found: Found) -> None:
 
 
 def _read(unknown: UnknownKey) -> _Reading:
-    """Return the first reading of an unknown key that fits."""
+    """Return the first reading of an unknown key that fits: of its name, then of known names that are like it."""
+    readings = (_of_its_name, _of_other_blocks, _by_another_name, _of_likely_names)
+    for reading in readings:
+        read = reading(unknown)
+        if read is not None:
+            return read
+    return _Reading("unknown")
+
+
+def _of_its_name(unknown: UnknownKey) -> _Reading | None:
+    """Return the first reading that fits of a name which rlplace or another library has."""
     readings = (
         _torn,
         _removed,
@@ -317,15 +317,12 @@ def _read(unknown: UnknownKey) -> _Reading:
         _another_measure,
         _parallel_size,
         _no_such_parallelism,
-        _of_other_blocks,
-        _by_another_name,
-        _of_similar_names,
     )
     for reading in readings:
         read = reading(unknown)
         if read is not None:
             return read
-    return _Reading("unknown")
+    return None
 
 
 # ── readings of an unknown key; None: it is something else ────────────────────────────────────────────────────────────
@@ -529,7 +526,7 @@ def _lines(pairs: Sequence[tuple[str, object]], unknown: UnknownKey) -> str:
     form = "a line" if len(lines) == 1 else "lines"
     return (
         "\n".join(lines)
-        + f"        ({form} without indent, in place of {unknown.name})"
+        + f"        ({form} without indent, in place of {unknown.written_name})"
     )
 
 
@@ -553,8 +550,11 @@ def _inside(item: object) -> str:
 def _one_key(unknown: UnknownKey) -> _Reading | None:
     """Read the key as one that is misspelt, in another block, or called by another library's name."""
     place, value = unknown.meant()
-    if place is None:
-        return None
+    return None if place is None else _set(place, value, unknown)
+
+
+def _set(place: str, value: object, unknown: UnknownKey) -> _Reading:
+    """Read an unknown key as the key at the path `place`. `value`: its value there."""
     above = unknown.above
     block, _, near = place.rpartition(".")
     error = "meant"
@@ -726,39 +726,133 @@ def _by_another_name(unknown: UnknownKey) -> _Reading | None:
     return _Reading("by-another-name", {"place": having[0], **jobs_of})
 
 
-def _of_similar_names(unknown: UnknownKey) -> _Reading | None:
-    """Read the key as one of a few whose names have a part of its name: noise may be exploration_noise."""
+def _of_likely_names(unknown: UnknownKey) -> _Reading | None:
+    """Read the key as a known name with the same words, or ask which one of a few names with some of them is meant.
+
+    A line is told only if its key takes the value.
+    """
+    if isinstance(unknown.value, Mapping):
+        return None
     # A key that other kinds of jobs have is not misspelt
     if unknown.key in places_of(unknown.name):
         return None
-    parts = _strong_parts(unknown.name)
-    offered = [
-        place
-        for place in (
-            f"{unknown.above}.{field}".removeprefix(".") for field in unknown.fields
-        )
-        if parts & _strong_parts(place.rpartition(".")[2])
-    ]
-    offered = [
-        place for place in offered if place in unknown.places and unknown.takes(place)
-    ]
-    if not 1 <= len(offered) <= _MOST_OFFERED:
+    readings: dict[str, _Reading] = {}
+    is_sure = False
+    for likely in likely_names(unknown.name, unknown.above, _known_names(unknown)):
+        read = _as_known(likely.known, unknown)
+        if read is None:
+            continue
+        told = str(read.facts.get("line", "leave out"))
+        is_sure = is_sure or (likely.is_sure and "<" not in told)
+        readings.setdefault(told, read)
+        if len(readings) == _MOST_OFFERED:
+            break
+    if len(readings) == 1 and is_sure:
+        return next(iter(readings.values()))
+    lines = [line for line in readings if line != "leave out"]
+    if not lines:
         return None
-    lines = []
-    for place in offered:
-        value = unknown.worded(place, unknown.value)
-        line = f"{place.rpartition('.')[2]}: {show(value)}"
-        if unknown.is_typed:
-            line = shlex.quote(f"{place}={_typed(value)}")
-        lines.append(line)
-    lines.append(f"leave out {unknown.name}")
-    return _Reading("of-similar-names", {"lines": one_of(lines)})
+    lines = [line.partition(" " * 8)[0] for line in lines]
+    return _Reading(
+        "of-similar-names", {"lines": one_of([*lines, f"leave out {unknown.name}"])}
+    )
 
 
-def _strong_parts(name: str) -> set[str]:
-    """Return the parts of a name that say something about its meaning, in the words of rlplace."""
-    parts = {_PARTS.get(part, part) for part in name.split("_")}
-    return {part for part in parts - _WEAK_PARTS if len(part) >= _LEAST_PART - 1}
+def _known_names(unknown: UnknownKey) -> Sequence[Known]:
+    """Return the names that an unknown key may mean: keys of its config, and names of other libraries for them."""
+    role = unknown.key.partition(".")[0] if unknown.above else ""
+    words = words_of(unknown.name)
+    left_out = unknown.roles_left_out
+    known = []
+    for place in unknown.places:
+        component = place.partition(".")[0]
+        # A block has no value; a list of blocks has items
+        is_block = any(p.startswith(f"{place}.") for p in unknown.places)
+        is_of_machines = _OF_MACHINES.match(place) and not role.startswith("cluster")
+        is_other = component in COMPONENTS and component != role and bool(role)
+        is_side = component in _SIDE and component != role
+        if is_block or is_of_machines or component in left_out:
+            continue
+        if (is_other or is_side) and component not in words:
+            continue
+        if not place.startswith(item_blocks()):
+            known.append(Known(place))
+    for theirs, ours in _aliases(unknown.has_replay).items():
+        block = ours.rpartition(".")[0]
+        component = ours.partition(".")[0]
+        if component in left_out or (component in COMPONENTS and role not in ("", component)):
+            continue
+        known.append(Known(f"{block}.{theirs}" if ours[:1] != "." else f".{theirs}"))
+    return known
+
+
+@functools.cache
+def _aliases(has_replay: bool) -> Mapping[str, str]:
+    """Return name of another library -> key of rlplace, or ".<name>" for a name that is read in any block.
+
+    `has_replay`: whether the names of the off-policy job come first.
+    """
+    names = dict.fromkeys((*NEEDLESS, *ABSENT, *CONVERTED), "")
+    aliases = {name: f".{name}" for name in names}
+    aliases |= {theirs: ours for theirs, (ours, _) in another_measure().items()}
+    aliases |= KEYS
+    if has_replay:
+        aliases |= OFF_POLICY_KEYS
+    return aliases
+
+
+def _as_known(known: Known, unknown: UnknownKey) -> _Reading | None:
+    """Return what an unknown key is if a known name is meant; None if the name does not take the value."""
+    if known.path in unknown.places:
+        value = unknown.worded(known.path, unknown.value)
+        if isinstance(value, bool) and not unknown.takes(known.path):
+            return _switch_of_number(known.path, unknown)
+        if not unknown.takes(known.path) or not _accepts(known.path, value, unknown):
+            return None
+        return _set(known.path, value, unknown)
+    key = f"{unknown.above}.{known.name}".removeprefix(".")
+    renamed = dataclasses.replace(unknown, key=key, called=unknown.name)
+    read = _of_its_name(renamed)
+    if read is None and isinstance(unknown.value, bool):
+        place = _place_of(key, unknown.fields, unknown.places, unknown.written)
+        return None if place is None else _switch_of_number(place, unknown)
+    return read
+
+
+def _switch_of_number(place: str, unknown: UnknownKey) -> _Reading | None:
+    """Read a switch as a key with a number: use_lora as lora_rank. None if the key takes no number, or is never off."""
+    hint = unknown._hint(place)
+    options = {hint, *typing.get_args(hint)}
+    if unknown.value is False and NoneType in options:
+        return _set(place, None, unknown)
+    if unknown.value is True and int in options:
+        return _set(place, "<a whole number>", unknown)
+    return None
+
+
+def _accepts(place: str, value: object, unknown: UnknownKey) -> bool:
+    """Return whether the key at a path takes a value, by its type and its bounds."""
+    # Imported here, since workers read no configs.
+    import pydantic
+
+    from rlplace.config.validate import model_of
+
+    config: Any = copy.deepcopy(unknown.written)
+    steps = place.split(".")
+    block = config
+    for step in steps[:-1]:
+        if not isinstance(block.get(step), dict):
+            block[step] = {}
+        block = block[step]
+    block[steps[-1]] = value
+    try:
+        model_of(unknown.config, unknown.job).model_validate(config)
+    except pydantic.ValidationError as error:
+        for wrong in error.errors(include_url=False):
+            path = [s for s in wrong["loc"] if not str(s).startswith("<")]
+            if path[: len(steps)] == steps:
+                return False
+    return True
 
 
 # ── config lines with what is meant ───────────────────────────────────────────────────────────────────────────────────
@@ -954,12 +1048,6 @@ def _place_of(
         )
     if len(beside) == 1:
         return beside[0]
-    # Parts of the name of a single field: offload of enable_offload, timeout of session_timeout_s
-    parts = {*name.split("_")}
-    having = [field for field in fields if parts <= {*field.split("_")}]
-    says_much = bool(_strong_parts(name)) and len(name) >= _LEAST_PART
-    if not same and len(having) == 1 and says_much:
-        return f"{above}.{having[0]}".removeprefix(".")
     return None
 
 

@@ -460,7 +460,7 @@ def test_the_server_is_told_to_forget_what_it_was_asked(
     server: FakeServer,
     build: Callable[..., VllmServer],
 ) -> None:
-    engine = loaded(build(timeout_s=0.4))
+    engine = loaded(build(timeout_s=2.0))
     begun(engine, server)
     forget(engine)
     assert (server.asked[-1][0], engine.in_flight) == ("/abort_requests", 0)

@@ -52,7 +52,11 @@ def main(argv: Sequence[str] | None = None) -> int:
 def request_parser(command: str, description: str) -> OptionParser:
     """Return the parser of a command that asks a run: with RUN and --timeout. `command`: its name."""
     parser = OptionParser(typed(command), description=description, check=run_folder)
-    parser.add_argument("run", metavar="RUN", help="the folder of a run")
+    parser.add_argument(
+        "run",
+        metavar="RUN",
+        help="the folder of a run; or a folder of runs, of which one is under way",
+    )
     parser.add_argument(
         "--timeout",
         type=float,
@@ -64,13 +68,32 @@ def request_parser(command: str, description: str) -> OptionParser:
 
 
 def run_folder(run: str) -> Path:
-    """Return `run` as a path. Raises ConfigError if it is not the folder of a run that is under way."""
+    """Return the folder of a run. `run`: this folder; or a folder of runs, of which one is under way.
+
+    Raises ConfigError if there is no such run, and if several runs of the folder are under way.
+    """
     folder = Path(run)
-    if not ((folder / CONFIG).is_file() and (folder / LOCK).is_file()):
+    if _is_run(folder):
+        return folder
+    runs = [each for each in sorted(folder.glob("*")) if _is_run(each)]
+    under_way = [each for each in runs if in_use(each)]
+    if len(under_way) == 1:
+        return under_way[0]
+    if under_way:
         raise config_error(
-            "not-a-run", "RUN", run, error="none", config=CONFIG, lock=LOCK
+            "not-a-run",
+            "RUN",
+            run,
+            error="several",
+            runs=", ".join(each.name for each in under_way),
+            newest=under_way[-1],
         )
-    return folder
+    error = "ended" if runs else "none"
+    raise config_error("not-a-run", "RUN", run, error=error, config=CONFIG, lock=LOCK)
+
+
+def _is_run(folder: Path) -> bool:
+    return (folder / CONFIG).is_file() and (folder / LOCK).is_file()
 
 
 def _places(folder: Path, words: Sequence[str]) -> Mapping[str, Any]:

@@ -780,7 +780,9 @@ def _known_names(unknown: UnknownKey) -> Sequence[Known]:
     for theirs, ours in _aliases(unknown.has_replay).items():
         block = ours.rpartition(".")[0]
         component = ours.partition(".")[0]
-        if component in left_out or (component in COMPONENTS and role not in ("", component)):
+        if component in left_out or (
+            component in COMPONENTS and role not in ("", component)
+        ):
             continue
         known.append(Known(f"{block}.{theirs}" if ours[:1] != "." else f".{theirs}"))
     return known

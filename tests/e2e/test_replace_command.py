@@ -188,3 +188,23 @@ def test_a_request_is_withdrawn_if_the_run_ends_or_is_late(tmp_path: Path) -> No
     assert code == 1
     assert "the run has not taken the request for 0 s" in shown
     assert not (folder / REQUEST).exists()
+
+
+def test_a_folder_of_runs_stands_for_the_one_that_is_under_way(tmp_path: Path) -> None:
+    folders = [a_run(tmp_path / name) for name in ("a", "b", "c")]
+    for run_of in folders:
+        (run_of / "config.yaml").write_text(
+            "cluster: {component_placement: {env: 0}}\n", encoding="utf-8"
+        )
+    code, shown = asked(str(tmp_path), ENV_AWAY)
+    assert code == 2
+    assert "no run of this folder is under way" in shown
+    with lock(folders[1]):
+        code, shown = asked(str(tmp_path), ENV_AWAY, "--timeout", "0")
+        assert code == 1
+        assert str(folders[1]) in shown
+        with lock(folders[2]):
+            code, shown = asked(str(tmp_path), ENV_AWAY, "--timeout", "0")
+    assert code == 2
+    assert "a request goes to one of them: b, c" in shown
+    assert f"fix: {folders[2]}" in shown

@@ -24,14 +24,27 @@ from rlplace.metrics import Metric, Metrics
 # Relative error of the KL that changes its weight most: larger ones count as this.
 _LARGEST_ERROR = 0.2
 
+# Largest logarithm of a ratio of probabilities: one that is larger counts as this one
+MOST_LOG_RATIO = 20.0
+
 KlEstimator = Callable[[Tensor], Tensor]  # [N] of log q - log p
+
+
+def finite_ratio_log(log_ratio: Tensor) -> Tensor:
+    """Return logarithms of ratios, none of them above MOST_LOG_RATIO, so that their exponentials are finite.
+
+    One infinite ratio would make the gradient of a whole step NaN: its factor may be 0. A ratio beyond the bound has
+    no gradient. `log_ratio`: of any shape.
+    """
+    return log_ratio.clamp(max=MOST_LOG_RATIO)
 
 
 def kl_k3(log_ratio: Tensor) -> Tensor:
     """Return [N]: the estimate k3 of KL(p || q) at each of N tokens that were drawn from p.
 
-    `log_ratio`: [N], log q - log p of each token.
+    `log_ratio`: [N], log q - log p of each token; see `finite_ratio_log`.
     """
+    log_ratio = finite_ratio_log(log_ratio)
     return log_ratio.expm1() - log_ratio
 
 

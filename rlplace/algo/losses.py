@@ -16,7 +16,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from rlplace.algo.kl import kl_k3
+from rlplace.algo.kl import finite_ratio_log, kl_k3
 
 
 class Clip(NamedTuple):
@@ -40,7 +40,7 @@ def clipped_surrogate(log_ratio: Tensor, advantages: Tensor, clip: Clip) -> Tens
     Schulman et al. 2017 (arXiv:1707.06347); different bounds low and high: Yu et al. 2025 (DAPO, arXiv:2503.14476),
     section 3.1; the dual clip: Ye et al. 2020 (arXiv:1912.09729), equation 5.
     """
-    ratio = log_ratio.exp()
+    ratio = finite_ratio_log(log_ratio).exp()
     clipped = ratio.clamp(1.0 - clip.low, 1.0 + clip.high)
     losses = -advantages
     surrogate = torch.maximum(ratio * losses, clipped * losses)
@@ -204,8 +204,9 @@ def ppo_slopes(
     value; None: no clip. The losses are `clipped_surrogate` (Schulman et al. 2017) and `value_loss`. The gradients are
     computed by explicit formulas, because autograd would cost more time than the arithmetic.
     """
-    # The clipped surrogate, with the sign turned.
-    log_ratio = logprobs - old.logprobs
+    # The clipped surrogate, with the sign turned. Beyond the bound of the ratio there is no gradient.
+    unbounded = logprobs - old.logprobs
+    log_ratio = finite_ratio_log(unbounded)
     moved = log_ratio.expm1()
     ratio = moved + 1.0
     near = ratio.clamp(1.0 - clip.low, 1.0 + clip.high)
@@ -230,7 +231,7 @@ def ppo_slopes(
     is_clipped = (near != ratio).to(ratio.dtype)
     means = torch.stack((-least, 0.5 * squared, entropies, approx_kl, is_clipped))
     # The gradient of the surrogate is 0 where the clipped term is the smaller one.
-    has_slope = free <= clipped
+    has_slope = (free <= clipped) & (log_ratio == unbounded)
     return PPOSlopes(
         logprobs=(free * has_slope).mul_(-1.0 / count),
         values=slopes,

@@ -24,6 +24,8 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from rlplace.algo.kl import finite_ratio_log
+
 Input = Literal["weights", "logprobs", "advantages"]
 # Loss -> the inputs that it takes for each target token, beside `target_tokens`
 INPUTS: Mapping[str, tuple[Input, ...]] = {
@@ -65,7 +67,7 @@ def token_losses(
     if loss.name == "dro":
         beta = loss.settings["beta"]
         return -(advantages * logprobs - 0.5 * beta * log_ratio.square())
-    ratio = log_ratio.exp()
+    ratio = finite_ratio_log(log_ratio).exp()
     if loss.name == "importance_sampling":
         return -ratio * advantages
     low = loss.settings["clip_low_threshold"]

@@ -22,6 +22,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from rlplace.algo.kl import finite_ratio_log
 from rlplace.algo.losses import (
     Clip,
     PPOSlopes,
@@ -253,7 +254,7 @@ def ppo_slopes_by_variant(
         loss = (policy.sum() + value_coef * error.sum()) / count
         slopes = torch.autograd.grad(loss, (trained, valued))
     # The means, in the order of PPO_MEANS; the KL is the estimate k3.
-    moved = log_ratio.detach()
+    moved = finite_ratio_log(log_ratio.detach())
     ratio = moved.exp()
     approx_kl = moved.expm1() - moved
     outside = (ratio < 1.0 - clip.low) | (ratio > 1.0 + clip.high)

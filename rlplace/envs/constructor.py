@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import ast
 import importlib.util
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import NamedTuple
+
+from rlplace.envs.argument_kinds import Argument, argument_of
 
 # Base classes of Gymnasium that take no arguments of the simulator
 _WITHOUT_ARGUMENTS = ("Env", "object", "Generic", "EzPickle")
@@ -17,12 +19,14 @@ _MOST_BASES = 6
 class Takes(NamedTuple):
     """The arguments of a constructor.
 
-    `called`: its class or function. `names`: names of arguments. `more`: whether it may take others, too.
+    `called`: its class or function. `names`: names of arguments. `more`: whether it may take others, too. `values`:
+    name -> what is known of its values.
     """
 
     called: str
     names: tuple[str, ...]
     more: bool
+    values: Mapping[str, Argument]
 
 
 def takes_of(entry_point: str) -> Takes | None:
@@ -39,7 +43,7 @@ def takes_of(entry_point: str) -> Takes | None:
         return None
     if isinstance(made, ast.FunctionDef):
         names, more = _arguments(made)
-        return Takes(name, names, more)
+        return Takes(name, names, more, _values(made))
     return Takes(name, *_of_class(made, file, _MOST_BASES))
 
 
@@ -71,17 +75,22 @@ def _found(file: Path, name: str) -> ast.ClassDef | ast.FunctionDef | None:
 
 def _of_class(
     made: ast.ClassDef, file: Path, bases: int
-) -> tuple[tuple[str, ...], bool]:
-    """Return (names of the arguments of a class, whether it may take more). `bases`: how many bases may be read."""
+) -> tuple[tuple[str, ...], bool, Mapping[str, Argument]]:
+    """Return (names of the arguments of a class, whether it may take more, what is known of their values).
+
+    `bases`: how many bases may be read.
+    """
     init = None
     for node in made.body:
         if isinstance(node, ast.FunctionDef) and node.name == "__init__":
             init = node
     names: tuple[str, ...] = ()
+    values: Mapping[str, Argument] = {}
     if init is not None:
         names, passes_on = _arguments(init)
+        values = _values(init)
         if not passes_on:
-            return names, False
+            return names, False, values
     more = False
     for base in _names_of_bases(made):
         if base in _WITHOUT_ARGUMENTS:
@@ -90,10 +99,13 @@ def _of_class(
         if above is None:
             more = True
             continue
-        of_base, base_takes_more = _of_class(*above, bases - 1)
-        names += tuple(name for name in of_base if name not in names)
+        of_base, base_takes_more, base_values = _of_class(*above, bases - 1)
+        further = tuple(name for name in of_base if name not in names)
+        names += further
+        known = {name: base_values[name] for name in further if name in base_values}
+        values = {**values, **known}
         more = more or base_takes_more
-    return names, more
+    return names, more, values
 
 
 def _names_of_bases(made: ast.ClassDef) -> Iterator[str]:
@@ -122,3 +134,32 @@ def _arguments(of: ast.FunctionDef) -> tuple[tuple[str, ...], bool]:
     given = [*of.args.posonlyargs, *of.args.args, *of.args.kwonlyargs]
     names = tuple(one.arg for one in given if one.arg != "self")
     return names, of.args.kwarg is not None
+
+
+def _values(of: ast.FunctionDef) -> Mapping[str, Argument]:
+    """Return name -> what is known of its values, for the arguments of a function of which something is known."""
+    places = [*of.args.posonlyargs, *of.args.args]
+    defaults: list[ast.expr | None] = [None] * (len(places) - len(of.args.defaults))
+    defaults += of.args.defaults
+    given = [*zip(places, defaults, strict=True)]
+    given += zip(of.args.kwonlyargs, of.args.kw_defaults, strict=True)
+    found = {}
+    for one, default in given:
+        annotation = ""
+        if one.annotation is not None:
+            annotation = ast.unparse(one.annotation)
+        argument = argument_of(annotation, _constant(default))
+        if argument is not None:
+            found[one.arg] = argument
+    return found
+
+
+def _constant(default: ast.expr | None) -> object:
+    """Return the value of a default that is written as a constant; None for any other."""
+    if default is None:
+        return None
+    try:
+        value: object = ast.literal_eval(default)
+    except ValueError:
+        return None
+    return value

@@ -29,6 +29,7 @@ from rlplace.envs.registry import (
     named,
     not_imported,
     own_arguments,
+    unfit_arguments,
     unknown_arguments,
 )
 from rlplace.errors import ConfigError, Problem, did_you_mean, suggestion
@@ -86,10 +87,7 @@ class GymnasiumAdapter:
         if shipped is None:
             return []
         # Ids of Gymnasium and of libraries of our extras need no import; others are looked up
-        module = config.id.partition(":")[0]
-        known = f'id="{config.id}"' in shipped
-        if module in EXTRAS and importlib.util.find_spec(module) is not None:
-            known = True
+        known = f'id="{config.id}"' in shipped or _is_of_extra(config.id, shipped)
         problems: list[Problem] = []
         if not known:
             problems += _id_problems(config.id)
@@ -107,6 +105,7 @@ class GymnasiumAdapter:
                 code="unknown-wrapper",
                 noun=noun,
                 usual="gymnasium.wrappers",
+                kwargs=wrapper.kwargs,
             )
         return problems
 
@@ -115,9 +114,11 @@ class GymnasiumAdapter:
         try:
             with _library(config):
                 env = _make(config)
-        except (TypeError, ValueError, OSError) as error:
-            # Without arguments it is a bug of the simulator
-            if isinstance(error, ConfigError) or not config.kwargs:
+        except ConfigError:
+            raise
+        except Exception as error:
+            # Whatever the simulator raises; without arguments it is a bug of the simulator
+            if not config.kwargs:
                 raise
             got = ", ".join(f"{name}: {value}" for name, value in config.kwargs.items())
             raise config_error(
@@ -126,7 +127,7 @@ class GymnasiumAdapter:
                 got,
                 error="refused",
                 simulator=config.id,
-                reason=error,
+                reason=str(error) or type(error).__name__,
             ) from error
         from rlplace.envs.gymnasium_results import close_all
         from rlplace.envs.gymnasium_state import statistics_of
@@ -169,6 +170,22 @@ def _registering() -> str | None:
     if file.is_file():
         return file.read_text(encoding="utf-8")
     return ""
+
+
+def _is_of_extra(name: str, shipped: str) -> bool:
+    """Return whether `name` is `module:Id-v0` with a library of an extra of rlplace, which registers the id.
+
+    An id of a library that does not register its ids one by one in its first module counts as registered: the library
+    would have to be imported. `shipped`: source text of the module that registers Gymnasium's own ids.
+    """
+    module, _, registered = name.partition(":")
+    library = importlib.util.find_spec(module) if module in EXTRAS else None
+    if library is None or library.origin is None:
+        return False
+    text = shipped
+    if module != "gymnasium":
+        text = Path(library.origin).read_text(encoding="utf-8")
+    return 'id="' not in text or f'id="{registered}"' in text
 
 
 def made_with_extra(name: str) -> bool:
@@ -493,7 +510,7 @@ def _id_problems(name: str) -> Sequence[Problem]:
 
 
 def _argument_problems(config: SimulatorEnvConfig, shipped: str) -> Sequence[Problem]:
-    """Return a problem for each name in `env.kwargs` that the simulator's constructor does not take.
+    """Return a problem for each name in `env.kwargs` that the simulator's constructor does not take, or not so.
 
     If it is not known what the constructor takes, return an empty list. `shipped`: source text of the module that
     registers Gymnasium's own ids.
@@ -516,14 +533,19 @@ def _argument_problems(config: SimulatorEnvConfig, shipped: str) -> Sequence[Pro
     takes = takes_of(entry) if isinstance(entry, str) else None
     if takes is None:
         return []
-    return arguments_not_taken(
+    code = "bad-simulator-kwargs"
+    unknown = arguments_not_taken(
         takes.names,
         config.kwargs,
         called=takes.called,
         key=_KWARGS,
-        code="bad-simulator-kwargs",
+        code=code,
         takes_more=takes.more,
     )
+    unfit = unfit_arguments(
+        takes.values, config.kwargs, called=takes.called, key=_KWARGS, code=code
+    )
+    return [*unknown, *unfit]
 
 
 def _package_of(name: str) -> str | None:

@@ -13,13 +13,14 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from gymnasium import spaces
 from gymnasium.utils.step_api_compatibility import (
     convert_to_terminated_truncated_step_api,
 )
 from numpy.typing import NDArray
 
 from rlplace.codes import problem
-from rlplace.envs.entries import Unfit, in_words
+from rlplace.envs.entries import Unfit, in_words, is_image
 from rlplace.errors import SimulatorError
 
 if TYPE_CHECKING:
@@ -32,8 +33,20 @@ _LOG = logging.getLogger(__name__)
 _KEY = "env.id"
 _STEP = "step()"
 _RESET = "reset()"
-# The name under which environments give a mask of the actions that are allowed
-_MASK = "action_mask"
+# Names under which environments give a mask, or a list, of the actions that are allowed
+_MASKS = (
+    "action_mask",
+    "action_masks",
+    "available_actions",
+    "avail_actions",
+    "legal_actions",
+    "valid_actions",
+    "valid_action_mask",
+)
+# Name under which the old interface says that a time limit has ended an episode
+_TRUNCATED = "TimeLimit.truncated"
+# Methods of environments, and of their wrappers, that return such a mask
+_MASK_METHODS = ("action_masks", "get_action_mask", "valid_action_mask")
 # Numbers may leave their bounds by as much: rounding to float32
 _SHARE = 1e-3
 _LEAST = 1e-6
@@ -140,8 +153,27 @@ class Results:
             if not isinstance(result, Mapping):
                 continue
             inner = [each for each in result.values() if isinstance(each, Mapping)]
-            if any(_MASK in each for each in (result, *inner)):
-                self.remark_of_kind("mask", f"{_MASK} in its {place}")
+            for each in (result, *inner):
+                mask = next((name for name in _MASKS if name in each), None)
+                if mask is not None:
+                    self.remark_of_kind("mask", f"{mask} in its {place}")
+
+    def look_for_mask_methods(self, env: gymnasium.Env[Any, Any]) -> None:
+        """Add a remark if an environment, or a wrapper of it, has a method that returns a mask of actions."""
+        layer: Any = env
+        while layer is not None:
+            for name in _MASK_METHODS:
+                if callable(getattr(type(layer), name, None)):
+                    self.remark_of_kind("mask", f"a method {name}()")
+            layer = vars(layer).get("env")
+
+    def look_at_end(self, info: Any, *, terminated: bool) -> None:
+        """Add a remark if an episode is terminated, and its `info` says that a time limit has ended it.
+
+        `info`: of the last step. Environments of the old interface say it there, and Gymnasium by `truncated`.
+        """
+        if terminated and type(info) is dict and info.get(_TRUNCATED) is True:
+            self.remark_of_kind("limit-in-info", f"terminated, and info {_TRUNCATED}")
 
     def values(self, made: Any) -> tuple[Any, Any, Any, Any]:
         """Return (observation, reward, terminated, truncated) of a step that did not return five values.
@@ -175,6 +207,21 @@ class Results:
             inner = getattr(layer, "env", None)
             layer = inner if hasattr(inner, "reset") else None
 
+    def require_equal_spaces(self, envs: Sequence[gymnasium.Env[Any, Any]]) -> None:
+        """Raise SimulatorError unless all environments take the same actions, and show observations of one form.
+
+        The bounds of observations may differ: nothing depends on them.
+        """
+        first = envs[0]
+        for env in envs[1:]:
+            pairs = [(env.action_space, first.action_space)]
+            if _form_of(env.observation_space) != _form_of(first.observation_space):
+                pairs.append((env.observation_space, first.observation_space))
+            for found, expected in pairs:
+                if found != expected:
+                    unfit = Unfit("unequal", str(found), expected=str(expected))
+                    raise self.refused(unfit, "the constructor")
+
     def _require_call(
         self, layer: object, signature: inspect.Signature, given: Mapping[str, int]
     ) -> None:
@@ -184,6 +231,17 @@ class Results:
         except TypeError:
             got = f"{type(layer).__name__}.reset{signature}"
             raise self.refused(Unfit("reset-arguments", got), _RESET) from None
+
+
+def _form_of(space: gymnasium.Space[Any]) -> object:
+    """Return what two spaces of observations must have in common: of a Box its shape, and whether it is an image."""
+    if isinstance(space, spaces.Dict):
+        return {key: _form_of(entry) for key, entry in space.spaces.items()}
+    if isinstance(space, spaces.Tuple):
+        return [_form_of(entry) for entry in space.spaces]
+    if isinstance(space, spaces.Box):
+        return (space.shape, is_image(space))
+    return space
 
 
 def reward_of(reward: Any) -> float:

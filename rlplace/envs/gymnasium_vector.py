@@ -122,6 +122,8 @@ class GymnasiumVector:
         self._given = GivenActions(envs[0].action_space)
         # Each environment is reset with a seed, and later without
         self._results.require_reset(envs[0])
+        self._results.look_for_mask_methods(envs[0])
+        self._results.require_equal_spaces(envs)
         self._ends = Ends()
         # Compares the random numbers of environments after their first resets; None: not yet, or no longer
         self._random: RandomNumbers | None = None
@@ -236,6 +238,7 @@ class GymnasiumVector:
                         final = self._final(observation, made[-1])
                         finals.append(np.array(final, self._dtype))
                     self._results.ended(self._ends, length, terminated=terminated)
+                    self._results.look_at_end(made[-1], terminated=terminated)
                     episode_returns.append(returns[row])
                     episode_lengths.append(length)
                     returns[row] = 0.0

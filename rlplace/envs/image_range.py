@@ -1,7 +1,8 @@
-"""Check images whose numbers are not bytes: a policy divides bytes by 255, and does not scale other numbers.
+"""Check observations that a policy takes as they are: it divides bytes by 255, and may not scale other numbers.
 
-Numbers from 0 to 1 are right. Whole numbers up to 255 were converted from bytes, but not divided by 255. Numbers up to
-1/255 were divided twice.
+In images, numbers from 0 to 1 are right. Whole numbers up to 255 were converted from bytes, but not divided by 255.
+Numbers up to 1/255 were divided twice. Elsewhere, numbers that are all the time above 100 are too large for a network,
+such as the bytes of a game's memory, prices, or positions in pixels.
 """
 
 from __future__ import annotations
@@ -24,32 +25,58 @@ _SMALLEST = 8
 _BYTES = 32
 _BRIGHTEST = 255
 _ROUNDING = 1e-6
+# Numbers of a vector that a network can take as they are
+_LARGEST = 100.0
+_LOOKS = 3
+
+_BY_POLICY = "algorithm.normalize_observations=true"
+_BY_WRAPPER = (
+    "divide them in the environment, or in a wrapper such as "
+    "gymnasium.wrappers.RescaleObservation"
+)
 
 
 class ImageRange:
-    """Compares images of a simulator with the range that a policy expects. The first image that is not black decides.
+    """Compares observations of a simulator with the range that a policy expects.
+
+    The first image that is not black decides. A number outside of images is large if it is so in all rows of three
+    looks.
 
     `remark`: the text that says what is wrong, and how to correct it; None: nothing so far.
     """
 
-    def __init__(self, simulator: str, spaces: Spaces, *, normalizes: bool) -> None:
-        """`simulator`: its name. `spaces`: those of the policy. `normalizes`: whether the policy normalises images."""
+    def __init__(
+        self, simulator: str, spaces: Spaces, *, normalizes: bool, can_normalize: bool
+    ) -> None:
+        """`simulator`: its name. `spaces`: those of the policy. `normalizes`: whether the policy normalises numbers.
+
+        `can_normalize`: whether policies of this job normalise if the config asks for it.
+        """
         self.remark: str | None = None
         self._simulator = simulator
         self._spaces = spaces
         # Whether a picture that is not black is still to come
         self._waits = not normalizes and spaces.observation_dtype == "float32"
+        # Whether numbers outside of images are compared
+        self._compares = self._waits
+        # Name of an entry -> (the least size of each of its numbers, looks)
+        self._least: dict[str, tuple[Any, int]] = {}
+        self._normalize = _BY_WRAPPER
+        if can_normalize:
+            self._normalize = _BY_POLICY
 
     def look(self, observations: NDArray[Any]) -> None:
         """Compare the images in the observations [B, *O] of B rows. After the first that is not black, do nothing."""
-        if not self._waits:
+        if not (self._waits or self._compares):
             return
         rows = observations.reshape(len(observations), -1)
         first = self._spaces.memory
         for part in self._spaces.entries:
             numbers = rows[:, first : first + part.size]
             first += part.size
-            if _is_picture(part.shape) and numbers.any():
+            if not _is_picture(part.shape):
+                self._compare_size(part.name, numbers)
+            elif self._waits and numbers.any():
                 self._waits = False
                 self._compare(part.name, numbers)
 
@@ -63,17 +90,33 @@ class ImageRange:
             error = "undivided"
         elif brightest <= 1 / _BRIGHTEST + _ROUNDING:
             error = "divided-twice"
-        if error is None:
+        if error is not None:
+            self._say(error, f"its images {name}".strip(), brightest)
+
+    def _compare_size(self, name: str, numbers: NDArray[Any]) -> None:
+        """Compare numbers outside of images, [B, n]: which of them were large in all rows of all looks so far."""
+        if not (self._compares and len(numbers)):
             return
+        least, looks = self._least.get(name, (np.inf, 0))
+        least = np.minimum(least, np.abs(numbers).min(axis=0))
+        self._least[name] = (least, looks + 1)
+        # One look alone may have an outlier, such as a force
+        if looks + 1 >= _LOOKS and least.max(initial=0.0) > _LARGEST:
+            self._compares = False
+            self._say("large", f"its observations {name}".strip(), float(least.max()))
+
+    def _say(self, error: str, what: str, largest: float) -> None:
         found = problem(
             "image-range",
             "env.id",
             error=error,
             simulator=self._simulator,
-            image=f"its images {name}".strip(),
-            brightest=f"{brightest:.3g}",
+            image=what,
+            brightest=f"{largest:.3g}",
+            normalize=self._normalize,
         )
-        self.remark = f"{found.key}: {found.what}: {found.why}; {found.fix}"
+        if self.remark is None:
+            self.remark = f"{found.key}: {found.what}: {found.why}; {found.fix}"
 
 
 def _is_picture(shape: tuple[int, ...]) -> bool:

@@ -26,6 +26,7 @@ from rlplace.config.blocks.policies import (
     VlaConfig,
 )
 from rlplace.config.yaml_text import show
+from rlplace.envs.argument_kinds import Argument, arguments_of, is_unfit, meant
 from rlplace.envs.contract import image_size
 from rlplace.errors import ConfigError, Problem, did_you_mean, suggestion
 from rlplace.extras import install_command
@@ -200,21 +201,59 @@ def unknown_arguments(
     key: str,
     code: str,
 ) -> list[Problem]:
-    """Return a problem for each argument in `kwargs` that `call` does not accept.
+    """Return a problem for each argument in `kwargs` that `call` does not accept, or that has a value of another kind.
 
     `given`: names of arguments that are passed besides `kwargs`. `key`: config key of `kwargs`. `code`: code of the
     problems.
     """
     parameters = inspect.signature(call).parameters
+    called = getattr(call, "__name__", type(call).__name__)
+    unfit = unfit_arguments(
+        arguments_of(call), kwargs, called=called, key=key, code=code
+    )
     if any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
-        return []
+        return unfit
     takes = [
         n
         for n, p in parameters.items()
         if n not in given and p.kind is not p.VAR_POSITIONAL
     ]
-    called = getattr(call, "__name__", type(call).__name__)
-    return arguments_not_taken(takes, kwargs, called=called, key=key, code=code)
+    unknown = arguments_not_taken(takes, kwargs, called=called, key=key, code=code)
+    return [*unknown, *unfit]
+
+
+def unfit_arguments(
+    arguments: Mapping[str, Argument],
+    kwargs: Mapping[str, object],
+    *,
+    called: str,
+    key: str,
+    code: str,
+) -> list[Problem]:
+    """Return a problem for each argument in `kwargs` whose value is certainly of another kind than is taken.
+
+    `arguments`: name -> what is known of its values. `called`, `key`, `code`: as for `arguments_not_taken`.
+    """
+    problems: list[Problem] = []
+    for name, value in kwargs.items():
+        argument = arguments.get(name)
+        if argument is None or not is_unfit(argument, value):
+            continue
+        fitting = meant(argument, value)
+        instead = f"<a {argument.kind}>" if fitting is None else show(fitting)
+        unfit = problem(
+            code,
+            f"{key}.{name}",
+            f"{name}: {show(value)}",
+            error="unfit-argument",
+            span=(len(name) + 2, len(name) + 2 + len(show(value))),
+            callable=called,
+            name=name,
+            kind=argument.kind,
+            value=instead,
+        )
+        problems.append(unfit)
+    return problems
 
 
 def arguments_not_taken(

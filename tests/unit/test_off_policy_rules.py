@@ -3,12 +3,25 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
+import gymnasium
+import numpy as np
 import pytest
+from gymnasium.spaces import Box
 
 import rlplace
 from rlplace.cli import train
 from rlplace.errors import ConfigError
+
+_MOST = float(np.finfo(np.float32).max)
+
+
+class Endless(gymnasium.Env[Any, Any]):
+    """Takes every float32 number as an action."""
+
+    observation_space = Box(-1.0, 1.0, (2,))
+    action_space = Box(-_MOST, _MOST, (2,))
 
 
 @pytest.mark.parametrize(
@@ -87,6 +100,8 @@ from rlplace.errors import ConfigError
             "uneven-updates",
             "no whole number",
         ),
+        # Many simulators write the largest float32 for infinity
+        (["sac", f"env.id={__name__}:Endless"], "off-policy-misfit", "has no bounds"),
         (["sac", "algorithm.gama=1"], "unknown-key", "did you mean 'gamma'"),
         (["sac", "replays.capacity=1"], "unknown-key", "did you mean 'replay'"),
         (["sac", "algorithm.name=sca"], "unknown-choice", "sac"),

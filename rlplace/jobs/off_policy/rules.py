@@ -6,7 +6,7 @@ import dataclasses
 import os
 from collections.abc import Iterator, Mapping
 from fractions import Fraction
-from math import isfinite, lcm, log, prod
+from math import lcm, log, prod
 from typing import TYPE_CHECKING
 
 from rlplace.checks.parallel import undivided
@@ -16,6 +16,7 @@ from rlplace.config.blocks.off_policy import (
     OffPolicyName,
     ReplayConfig,
 )
+from rlplace.envs.action_bounds import WIDEST
 from rlplace.envs.contract import ContinuousActions, DiscreteActions
 from rlplace.envs.registry import normalized_by, without_texts
 from rlplace.placement.language.hybrid import HybridComponentPlacement
@@ -372,7 +373,7 @@ def _unsuited_actions(job: MadeOffPolicyJob) -> Iterator[Found]:
         if not isinstance(actions, DiscreteActions):
             error = "many-choices"
         yield at_key("algorithm.name", name, error, simulator=simulator, name=name)
-    elif not all(map(isfinite, (*actions.low, *actions.high))):
+    elif not all(abs(bound) < WIDEST for bound in (*actions.low, *actions.high)):
         yield at_key(
             "algorithm.name", name, "no-bounds", simulator=simulator, name=name
         )

@@ -73,7 +73,9 @@ class OffPolicyRollout(Worker):
         )
         self._group.begin(given.seed)
         # A policy of this job does not normalise
-        self._images = ImageRange(name, given.spaces, normalizes=False)
+        self._images = ImageRange(
+            name, given.spaces, normalizes=False, can_normalize=False
+        )
         self._images.look(self._group.observations)
         # Rows whose next step does not follow their last one
         self._begins = np.zeros(count, np.bool_)

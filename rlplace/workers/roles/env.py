@@ -454,6 +454,7 @@ class VectorEnvWorker(EnvWorker):
             env.id or env.kind,
             self.config.spaces,
             normalizes=normalizes_images(config),
+            can_normalize=True,
         )
         for index in range(groups):
             first_row = context.rank * self._rows + index * rows

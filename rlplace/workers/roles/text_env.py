@@ -42,6 +42,7 @@ from rlplace.placement.schedule import Residency
 from rlplace.stopwatch import Stopwatch
 from rlplace.tokens import (
     ENDS,
+    ROUNDING,
     Completion,
     Episode,
     Files,
@@ -327,10 +328,10 @@ class TextEnvWorker(EnvWorker):
             ]
             metrics = {
                 **metrics,
-                **_passed(f"eval/{name}", of_set, each),
+                **_passed(f"eval/{name}", of_set, each, self.rewards),
                 f"eval/{name}/reward": _mean_reward(of_set),
             }
-        return {**metrics, **_passed("eval", samples, each)}
+        return {**metrics, **_passed("eval", samples, each, self.rewards)}
 
     def answered(
         self, iteration: int, *, greedy: bool, each: int = 1
@@ -358,25 +359,63 @@ def _mean_reward(samples: Sequence[Sample]) -> Metric:
     return Metric(sum(sound) / max(1, len(sound)), weight=len(sound))
 
 
-def _passed(prefix: str, samples: Sequence[Sample], each: int) -> Metrics:
+def _passed(
+    prefix: str, samples: Sequence[Sample], each: int, rewards: Sequence[Reward]
+) -> Metrics:
     """Return the share of prompts with at least one answer whose reward is 1 or more, as a metric.
 
-    Return an empty mapping if each prompt has only one answer.
+    Return an empty mapping if each prompt has only one answer. If the weighted sum of rewards may reach 1 without that
+    of the largest weight, or not at all, there is a metric for each reward function too, and a note.
 
-    `prefix`: first part of the metric's name. `each`: number of answers to each prompt.
+    `prefix`: first part of the metric's name. `each`: number of answers to each prompt. `rewards`: the functions.
+    """
+    if each == 1:
+        return {}
+    note = _ambiguous(prefix, rewards)
+    found = {f"{prefix}/passed": _share_passed(samples, None, note)}
+    if note is not None:
+        for reward in rewards:
+            name = reward.name
+            found[f"{prefix}/passed/{name}"] = _share_passed(samples, name, None)
+    return found
+
+
+def _share_passed(
+    samples: Sequence[Sample], reward: str | None, note: str | None
+) -> Metric:
+    """Return the share of prompts that have an answer whose reward is 1 or more.
+
+    `reward`: the reward function whose reward counts; None: the weighted sum of all. `note`: added to the metric.
     """
     best: dict[int, float] = {}
     for sample in samples:
-        best[sample.group] = max(
-            best.get(sample.group, -math.inf),
-            -math.inf if sample.poisoned else sample.reward,
-        )
-    passed = sum(reward >= 1.0 for reward in best.values())
-    if each > 1:
-        return {
-            f"{prefix}/passed": Metric(passed / max(1, len(best)), weight=len(best))
-        }
-    return {}
+        number = -math.inf if sample.poisoned else sample.signal(reward)
+        best[sample.group] = max(best.get(sample.group, -math.inf), number)
+    passed = sum(number >= 1.0 for number in best.values())
+    notes = () if note is None else (note,)
+    return Metric(passed / max(1, len(best)), weight=len(best), notes=notes)
+
+
+def _ambiguous(prefix: str, rewards: Sequence[Reward]) -> str | None:
+    """Return why a weighted sum of rewards does not tell whether an answer is right; None if it does.
+
+    Each reward function is taken to give at most 1. `prefix`: first part of the names of metrics.
+    """
+    weights = [reward.weight for reward in rewards if reward.weight > 0]
+    if not weights:
+        return None
+    most = math.fsum(weights)
+    why = None
+    if most < 1.0 - ROUNDING:
+        why = f"and the weights add up to {most:g}: no answer passes if each reward is 1 at most"
+    elif most - max(weights) >= 1.0 - ROUNDING:
+        why = "which an answer may reach without the reward of the largest weight"
+    if why is None:
+        return None
+    return (
+        f"{prefix}/passed counts answers whose weighted rewards add up to 1 or more, {why}; "
+        f"{prefix}/passed/<reward> counts those of each reward function"
+    )
 
 
 def _with_text(

@@ -331,6 +331,58 @@ def test_weights_of_tokens_act_on_their_own_tokens_in_gspo_token() -> None:
     )
 
 
+@pytest.mark.parametrize("ratio", ["token", "sequence", "sequence_token"])
+@pytest.mark.parametrize("surrogate", ["clip", "cispo"])
+@pytest.mark.parametrize("advantage", [-1.0, 0.0, 1.0])
+def test_a_ratio_that_is_too_large_for_a_float_makes_no_gradient_nan(
+    ratio: str, surrogate: str, advantage: float
+) -> None:
+    """The first token has become e^99.9 times as likely; the second one is as likely as before."""
+    logprobs = torch.tensor([-0.1, -1.0], requires_grad=True)
+    terms = lm_terms(
+        logprobs=logprobs,
+        entropies=torch.zeros(2),
+        old_logprobs=torch.tensor([-100.0, -1.0]),
+        advantages=torch.full((2,), advantage),
+        lengths=torch.tensor([1, 1]),
+        clip=Clip(low=0.2, high=0.2),
+        ratio=ratio,
+        surrogate=surrogate,
+    )
+    terms.loss(torch.ones(2)).backward()  # type: ignore[no-untyped-call]
+    assert all(bool(torch.isfinite(each).all()) for each in terms)
+    assert logprobs.grad is not None
+    first, second = logprobs.grad.tolist()
+    assert second == pytest.approx(-advantage)
+    # cispo keeps a gradient for each token, with a clipped weight
+    kept = -1.2 * advantage if surrogate == "cispo" else 0.0
+    assert first == pytest.approx(kept)
+
+
+@pytest.mark.parametrize("advantage", [-1.0, 0.0, 1.0])
+def test_such_a_ratio_makes_no_slope_nan(advantage: float) -> None:
+    old = StepSamples(
+        observations=torch.zeros(2, 1),
+        actions=torch.zeros(2),
+        logprobs=torch.tensor([-100.0, -1.0]),
+        values=torch.zeros(2),
+        advantages=torch.full((2,), advantage),
+        returns=torch.zeros(2),
+    )
+    slopes = ppo_slopes(
+        torch.tensor([-0.1, -1.0]),
+        torch.zeros(2),
+        torch.zeros(2),
+        old,
+        Clip(low=0.2, high=0.2),
+        value_clip=None,
+        value_coef=0.5,
+        count=2,
+    )
+    assert slopes.logprobs.tolist() == pytest.approx([0.0, -0.5 * advantage])
+    assert bool(torch.isfinite(slopes.shares).all())
+
+
 def test_no_token_has_no_loss_but_a_gradient() -> None:
     for ratio in RATIOS:
         terms = terms_of(torch.zeros(0, requires_grad=True), [], [], ratio=ratio)

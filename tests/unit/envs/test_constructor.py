@@ -10,11 +10,15 @@ from typing import Any
 
 import pytest
 
-from rlplace.config.blocks.simulator import SimulatorEnvConfig
+from rlplace.config.blocks.simulator import SimulatorEnvConfig, WrapperConfig
+from rlplace.envs.argument_kinds import Argument
 from rlplace.envs.constructor import takes_of
 from rlplace.envs.gymnasium_adapter import GymnasiumAdapter
+from rlplace.errors import ConfigError
 
-pytest.importorskip("gymnasium")
+gymnasium = pytest.importorskip("gymnasium")
+
+OWN = f"{__name__}:Steps"
 
 
 def told(**settings: Any) -> list[tuple[str, str, str | None]]:
@@ -53,8 +57,9 @@ def test_a_base_of_another_folder_may_take_more(
     )
     (tmp_path / "my_world.py").write_text(text)
     monkeypatch.syspath_prepend(tmp_path)
-    assert takes_of("my_world:Mine") == ("Mine", ("size",), True)
-    assert takes_of("my_world:make") == ("make", ("size",), False)
+    number = Argument("number", is_annotated=False, default=3)
+    assert takes_of("my_world:Mine") == ("Mine", ("size",), True, {"size": number})
+    assert takes_of("my_world:make") == ("make", ("size",), False, {})
 
 
 @pytest.mark.parametrize(
@@ -109,3 +114,101 @@ def test_ids_of_other_packages_name_their_module(name: str, meant: str | None) -
     assert code == "unknown-simulator"
     assert fix is not None
     assert fix.startswith(f"id: {meant}        (pip install") == (meant is not None)
+
+
+class Steps(gymnasium.Env[Any, Any]):
+    """Compares and multiplies its arguments, as environments do."""
+
+    def __init__(
+        self,
+        steps=20,
+        shaped=False,
+        size=64,
+        flag=0,
+        *,
+        noise: float = 0.1,
+        lives: int = 3,
+        mode="a",
+    ) -> None:  # type: ignore[no-untyped-def]
+        self.given = (steps, shaped, size, flag, noise, lives, mode)
+
+
+@pytest.mark.parametrize(
+    ("name", "kwargs", "fix"),
+    [
+        # Never ends, always shaped, and fails in the first step
+        (OWN, {"steps": "many"}, "steps: 20"),
+        (OWN, {"steps": "1_000"}, "steps: 1000"),
+        (OWN, {"steps": True}, "steps: 20"),
+        (OWN, {"shaped": "no"}, "shaped: false"),
+        (OWN, {"noise": "low"}, "noise: 0.1"),
+        (OWN, {"lives": 2.5}, "lives: 3"),
+        (OWN, {"lives": [3]}, "lives: 3"),
+        ("Pendulum-v1", {"g": "moon"}, "g: 10.0"),
+        ("FrozenLake-v1", {"is_slippery": "off"}, "is_slippery: false"),
+        ("HalfCheetah-v5", {"frame_skip": "5"}, "frame_skip: 5"),
+        ("rlplace.envs.reach:Reach", {"pixels": "many"}, "pixels: 32"),
+    ],
+)
+def test_a_value_of_another_kind_is_a_problem(
+    name: str, kwargs: dict[str, object], fix: str
+) -> None:
+    ((code, key, said),) = told(id=name, kwargs=kwargs)
+    (argument,) = kwargs
+    assert (code, key, said) == ("bad-simulator-kwargs", f"env.kwargs.{argument}", fix)
+
+
+class Asserting(gymnasium.Env[Any, Any]):
+    """Asserts what it is given, as MiniGrid does."""
+
+    def __init__(self, kind: str | int = 0) -> None:
+        assert isinstance(kind, int), "kind must be an integer"
+
+
+def test_an_assertion_of_a_constructor_is_told_in_words() -> None:
+    name = f"{__name__}:Asserting"
+    config = SimulatorEnvConfig(id=name, kwargs={"kind": "a"})
+    with pytest.raises(ConfigError) as raised:
+        GymnasiumAdapter().describe(config)
+    (problem,) = raised.value.problems
+    assert problem.code == "bad-simulator-kwargs"
+    assert "kind must be an integer" in str(problem.why)
+
+
+def test_ids_of_libraries_of_extras_are_compared_with_those_that_they_register(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The library of an extra is not imported for an id that its source has."""
+    text = 'from gymnasium import register\nregister(id="LargeGrid-v0", entry_point="a:B")\n'
+    folder = tmp_path / "minigrid"
+    folder.mkdir()
+    (folder / "__init__.py").write_text(text)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "minigrid", raising=False)
+    assert told(id="minigrid:LargeGrid-v0") == []
+    assert "minigrid" not in sys.modules
+    registry = dict(gymnasium.registry)
+    monkeypatch.setattr(gymnasium.envs.registration, "registry", registry)
+    monkeypatch.setattr(gymnasium, "registry", registry)
+    ((code, _, fix),) = told(id="minigrid:LagreGrid-v0")
+    monkeypatch.delitem(sys.modules, "minigrid", raising=False)
+    assert (code, fix) == ("unknown-simulator", "id: minigrid:LargeGrid-v0")
+    ((code, _, fix),) = told(id="gymnasium:CartPoel-v1")
+    assert (code, fix) == ("unknown-simulator", "id: gymnasium:CartPole-v1")
+
+
+def test_values_that_may_be_meant_are_none() -> None:
+    given = {"steps": None, "size": [64, 64], "flag": True, "noise": 1, "lives": 2.0}
+    assert told(id=OWN, kwargs={**given, "shaped": 1, "mode": 3}) == []
+
+
+def test_arguments_of_wrappers_are_compared_too() -> None:
+    limit = WrapperConfig(
+        name="gymnasium.wrappers:TimeLimit", kwargs={"max_episode_steps": "many"}
+    )
+    ((code, key, fix),) = told(id="CartPole-v1", wrappers=(limit,))
+    assert (code, key) == (
+        "unknown-wrapper",
+        "env.wrappers[0].kwargs.max_episode_steps",
+    )
+    assert fix == "max_episode_steps: <a whole number>"

@@ -12,6 +12,7 @@ from gymnasium.spaces import Box, Dict, MultiBinary
 from rlplace.config.blocks.simulator import SimulatorEnvConfig
 from rlplace.envs.gymnasium_vector import GymnasiumVector
 from rlplace.envs.registry import find_adapter, row_seeds
+from rlplace.errors import SimulatorError
 from tests.gyms import Script
 
 ZEROS = np.zeros(1, np.int64)
@@ -199,36 +200,96 @@ def test_a_row_depends_on_its_seed_alone() -> None:
 class Masked(Script):
     """Gives a mask of actions in its info, or as an entry of its observation."""
 
-    def __init__(self, place: str) -> None:
+    def __init__(self, place: str, name: str = "action_mask") -> None:
         super().__init__()
         self._place = place
+        self._name = name
         if place == "observation":
-            entries = {"seen": self.observation_space, "action_mask": MultiBinary(3)}
+            entries = {"seen": self.observation_space, name: MultiBinary(3)}
             self.observation_space = gymnasium.spaces.Dict(entries)
 
     def reset(self, **options: Any) -> tuple[Any, dict[str, Any]]:
         shown, info = super().reset(**options)
         if self._place == "observation":
             return self._both(shown), info
-        return shown, {"action_mask": np.ones(3, np.int8)}
+        return shown, {self._name: np.ones(3, np.int8)}
 
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
         shown, *others = super().step(action)
         return (self._both(shown) if self._place == "observation" else shown, *others)
 
     def _both(self, shown: Any) -> dict[str, Any]:
-        return {"seen": shown, "action_mask": np.ones(3, np.int8)}
+        return {"seen": shown, self._name: np.ones(3, np.int8)}
 
 
 @pytest.mark.parametrize("place", ["observation", "info"])
-def test_a_mask_of_actions_is_said_not_to_be_applied(place: str) -> None:
-    envs = GymnasiumVector([Masked(place), Masked(place)], max_episode_steps=2)
+@pytest.mark.parametrize("name", ["action_mask", "legal_actions", "avail_actions"])
+def test_a_mask_of_actions_is_said_not_to_be_applied(place: str, name: str) -> None:
+    masked = [Masked(place, name) for _ in range(2)]
+    envs = GymnasiumVector(masked, max_episode_steps=2)
     envs.reset([0, 1])
     for _ in range(5):
         envs.step(np.zeros(2, np.int64))
     (remark,) = envs.remarks
     assert "the policy does not apply" in remark
-    assert f"action_mask in its {place}" in remark
+    assert f"{name} in its {place}" in remark
+
+
+class MaskedByMethod(Script):
+    """Has the method by which sb3-contrib asks for a mask."""
+
+    def action_masks(self) -> Any:
+        return np.ones(3, np.int8)
+
+
+def test_a_method_that_returns_a_mask_is_said_not_to_be_called() -> None:
+    wrapped = gymnasium.wrappers.TimeLimit(MaskedByMethod(), 5)
+    (remark,) = GymnasiumVector([wrapped], max_episode_steps=2).remarks
+    assert "a method action_masks()" in remark
+    assert not vector().remarks
+
+
+class HalfOld(Script):
+    """Returns the five values of Gymnasium, and tells a time limit as Gym did."""
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        shown, reward, terminated, truncated, _ = super().step(action)
+        info = {"TimeLimit.truncated": truncated}
+        return shown, reward, terminated or truncated, False, info
+
+
+def test_a_time_limit_that_only_info_tells_is_said() -> None:
+    for ending, said in (("truncate_at", 1), ("terminate_at", 0)):
+        envs = GymnasiumVector([HalfOld(**{ending: 3})], max_episode_steps=None)
+        envs.reset([0])
+        for _ in range(7):
+            assert not envs.step(ZEROS).truncated.any()
+        assert len(envs.remarks) == said
+        assert all("info says that a time limit" in each for each in envs.remarks)
+
+
+class Sized(Script):
+    """Another action space, or another form of observations, in each environment."""
+
+    def __init__(self, choices: int = 3, seen: Any = None) -> None:
+        super().__init__()
+        self.action_space = gymnasium.spaces.Discrete(choices)
+        self.observation_space = seen or self.observation_space
+
+
+def test_environments_with_different_spaces_are_refused() -> None:
+    """One policy decides for all: choice 2 of 3 is none of the second environment's."""
+    others = [Sized(2), Sized(seen=Box(-1, 1, (5,))), Sized(seen=MultiBinary(4))]
+    for other in others:
+        with pytest.raises(SimulatorError) as raised:
+            GymnasiumVector([Sized(), other], max_episode_steps=None)
+        assert raised.value.problem.code == "environment-interface"
+        assert "different spaces" in raised.value.problem.what
+    first = Sized()
+    shape = first.observation_space.shape
+    # Bounds of observations may differ
+    wider = Sized(seen=Box(-9.0, 900.0, shape, np.float32))
+    GymnasiumVector([first, wider], max_episode_steps=None)
 
 
 def test_runs_of_neighbouring_seeds_share_no_environment() -> None:

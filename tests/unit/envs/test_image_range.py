@@ -22,7 +22,7 @@ ROW = Spaces(observation_shape=(3 + 24 + 192,), actions=ACTIONS, parts=PARTS)
 def remark(
     pixels: np.ndarray, spaces: Spaces = IMAGE, *, normalizes: bool = False
 ) -> str:
-    images = ImageRange("odd:Camera", spaces, normalizes=normalizes)
+    images = ImageRange("odd:Camera", spaces, normalizes=normalizes, can_normalize=True)
     # A black picture says nothing
     shape = (2, *spaces.observation_shape)
     images.look(np.zeros(shape, np.float32))
@@ -64,10 +64,37 @@ def test_other_images_are_not(pixels: np.ndarray) -> None:
 def test_what_is_normalised_or_no_image_is_not() -> None:
     assert remark(BYTES, normalizes=True) == ""
     table = Spaces(observation_shape=(72, 4), actions=ACTIONS)
-    assert remark(BYTES, table) == ""
+    assert remark(BYTES / 3, table) == ""
     bytes_of = Spaces(
         observation_shape=(8, 9), actions=ACTIONS, observation_dtype="uint8"
     )
-    images = ImageRange("odd:Camera", bytes_of, normalizes=False)
+    images = ImageRange("odd:Camera", bytes_of, normalizes=False, can_normalize=True)
     images.look(np.full((1, 8, 9), 200, np.uint8))
     assert images.remark is None
+
+
+@pytest.mark.parametrize("can_normalize", [True, False])
+def test_large_numbers_that_nothing_normalises_are_said(can_normalize: bool) -> None:
+    """The memory of a game: bytes in a vector are no image, and are not divided by 255."""
+    memory = Spaces(observation_shape=(3,), actions=ACTIONS)
+    seen = ImageRange("odd:Game", memory, normalizes=False, can_normalize=can_normalize)
+    for number in (120, 200, 255):
+        assert seen.remark is None
+        seen.look(np.array([[0, number, 1], [3, number, 0]], np.float32))
+    assert "its observations of odd:Game have numbers of 120 and more" in str(
+        seen.remark
+    )
+    key = "algorithm.normalize_observations=true"
+    assert (key in str(seen.remark)) == can_normalize
+
+
+def test_numbers_that_are_large_now_and_then_are_not() -> None:
+    forces = Spaces(observation_shape=(2,), actions=ACTIONS)
+    seen = ImageRange("odd:Robot", forces, normalizes=False, can_normalize=True)
+    for row in ([0, 900], [900, 1], [2, 900], [90, 90]):
+        seen.look(np.array([row], np.float32))
+    assert seen.remark is None
+    normalized = ImageRange("odd:Robot", forces, normalizes=True, can_normalize=True)
+    for _ in range(5):
+        normalized.look(np.full((2, 2), 900, np.float32))
+    assert normalized.remark is None

@@ -51,11 +51,6 @@ def found(
             {"free_tokens": 20, "longest_tokens": 10},
             "longest_tokens must be above free_tokens, got 10 and 20",
         ),
-        (
-            "length_penalty",
-            {"free_tokens": "a", "longest_tokens": 10},
-            "TypeError: ",
-        ),
         ("length_penalty", {}, "TypeError: length_penalty() missing 2 required"),
         ("score", {}, "the task gives no fact 'score'; its facts: answer"),
         ("reasoning_score", {}, "KeyError: 'entry'"),
@@ -68,6 +63,14 @@ def test_wrong_arguments_and_missing_facts_of_shipped_functions(
     assert (problem.code, problem.key) == ("reward-probe", "env.rewards[0].name")
     assert why in str(problem.why)
     assert "facts of the first row: answer" in str(problem.fix)
+
+
+def test_a_text_in_place_of_a_number(tmp_path: Path) -> None:
+    given = {"free_tokens": "a", "longest_tokens": 10}
+    (problem,) = found(tmp_path, "length_penalty", **given)
+    assert problem.code == "bad-reward-kwargs"
+    assert problem.key == "env.rewards[0].kwargs.free_tokens"
+    assert problem.fix == "free_tokens: <a whole number>"
 
 
 def test_a_right_answer_that_is_a_mapping(tmp_path: Path) -> None:

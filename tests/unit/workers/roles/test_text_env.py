@@ -1073,6 +1073,39 @@ def test_held_out_prompts_are_answered_several_times_by_set(folder: Path) -> Non
 # ── what goes wrong ──────────────────────────────────────────────────────────────────────────────────────────────────
 
 
+@pytest.mark.parametrize(
+    ("weights", "passed", "said"),
+    [
+        # The form alone gives 1, and no answer is right
+        ((1.0, 1.0), 1.0, "without the reward of the largest weight"),
+        # The form gives 0.25, and a right answer would give 0.75
+        ((0.5, 0.25), 0.0, "add up to 0.75: no answer passes"),
+        ((1.0, 0.25), 0.0, None),
+    ],
+)
+def test_what_a_sum_of_rewards_does_not_tell_of_passed_prompts_is_said(
+    folder: Path, weights: tuple[float, float], passed: float, said: str | None
+) -> None:
+    """Of a sum of rewards, 1 need not mean that an answer is right, and a right answer need not have 1."""
+    rewards = [
+        {"name": "math_answer", "weight": weights[0]},
+        {"name": "matches", "weight": weights[1], "kwargs": {"pattern": "x.*"}},
+    ]
+    runner = {"eval_every": 1, "eval_prompts": 3, "eval_samples": 2}
+    env = {"task": "arithmetic", "rewards": rewards}
+    with TextStage(folder, lambda r, s: "x<eos>", env=env, runner=runner) as stage:
+        (found,) = stage.evaluate()
+    assert value(found, "eval/passed") == passed
+    assert ("eval/passed/math_answer" in found) == (said is not None)
+    notes = found["eval/passed"].notes
+    if said is None:
+        assert not notes
+        return
+    assert said in notes[0]
+    assert value(found, "eval/passed/math_answer") == 0
+    assert value(found, "eval/passed/matches") == 1
+
+
 def test_playing_while_off_is_refused(folder: Path) -> None:
     with TextStage(
         folder, says, env={"task": "arithmetic", "accelerator_memory": 1 << 20}

@@ -251,6 +251,7 @@ class PettingZooVector:
         if not isinstance(made, tuple | list) or len(made) != _VALUES_OF_STEP:
             raise self._results.refused(Unfit("step", in_words(made)), _STEP)
         shown, earned, terminations, truncations, _ = made
+        self._look_for_late_rewards(earned, living)
         try:
             for agent in living:
                 row = rows[agent]
@@ -276,6 +277,24 @@ class PettingZooVector:
                     self._see(row, agent, shown, _STEP)
         except Unfit as unfit:
             raise self._results.refused(unfit, _STEP) from None
+
+    def _look_for_late_rewards(self, earned: Any, living: Sequence[Any]) -> None:
+        """Add a remark, once, if an agent that took no action in this step gets a reward: it counts nowhere.
+
+        `earned`: agent -> reward, as `step` returned it. `living`: the agents that have acted.
+        """
+        if not isinstance(earned, Mapping) or len(earned) <= len(living):
+            return
+        for agent in earned:
+            if agent in living or agent not in self._agents:
+                continue
+            try:
+                is_lost = reward_of(earned[agent]) != 0
+            except Unfit:
+                # Such as None: nothing is lost
+                continue
+            if is_lost:
+                self._results.remark_of_kind("late-reward", f"{agent}: {earned[agent]}")
 
     def _see(self, row: int, agent: Any, shown: Any, method: str) -> None:
         """Store the observation of an agent in its row. Raises SimulatorError if the observation is invalid.

@@ -263,7 +263,10 @@ class _Said(NamedTuple):
 
 
 class AgentEpisode:
-    """An episode with its running agent. When this object is garbage-collected, the agent gets no more answers."""
+    """An episode with its running agent. When this object is garbage-collected, the agent gets no more answers.
+
+    `unread_calls`: answers so far with a call of a tool that could not be read, which the agent got as text.
+    """
 
     prompt: Prompt = ()
 
@@ -278,6 +281,8 @@ class AgentEpisode:
         self._line = _Line(may_call=parser is not None)
         self._row = row
         self._parser = parser
+        # Answers with a call of a tool that could not be read
+        self.unread_calls = 0
         key = endpoint.open(self._line)
         weakref.finalize(self, endpoint.shut, key).atexit = False
         work = (agent, endpoint.url, key, dict(row))
@@ -422,8 +427,12 @@ class AgentEpisode:
             # Some families write calls with special tokens
             text = answer if sampled is None else sampled.text
             found = read_calls(self._parser, text, asked.tools)
+            # A call that is cut has the reason `length`
+            if not (sampled is not None and sampled.is_cut):
+                self.unread_calls += found.is_unread
             if found.calls:
-                content, calls = found
+                content = found.content
+                calls = found.calls
             if asked.one_call:
                 calls = calls[:1]
         with_ids = [dataclasses.replace(call, id=call_id()) for call in calls]

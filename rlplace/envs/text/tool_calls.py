@@ -55,10 +55,15 @@ _EXAMPLE = [(EXAMPLE_CALL.name, parsed(EXAMPLE_CALL.arguments))]
 
 
 class Parsed(NamedTuple):
-    """An answer, taken apart. `content`: its text without the calls. `calls`: in their order, without ids."""
+    """An answer, taken apart.
+
+    `content`: its text without the calls. `calls`: in their order, without ids. `is_unread`: whether it has a call that
+    cannot be read.
+    """
 
     content: str
     calls: Sequence[ToolCall] = ()
+    is_unread: bool = False
 
 
 class _Unreadable(ValueError):
@@ -193,7 +198,9 @@ def read_calls(parser: Parser, text: str, tools: Tools) -> Parsed:
     try:
         found = parser(text, tools)
     except _Unreadable:
-        return Parsed(text)
+        # Calls of Llama 3 have no mark: braces within an answer need not be one
+        is_call = parser is not llama3_json or text.lstrip().startswith("{")
+        return Parsed(text, is_unread=is_call)
     if not found.calls:
         return found
     return Parsed(found.content.strip(), found.calls)

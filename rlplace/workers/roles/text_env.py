@@ -637,6 +637,8 @@ class Pass:
         self._led = 0
         self._conversations = 0
         self._refused = 0
+        # Answers with calls of tools that could not be read
+        self._unread = 0
         # sim: prompts, replies and their tokens; reward: rewards computed here, and waiting for the others
         self.watch = Stopwatch("sim", "reward", "wait", "put")
 
@@ -879,7 +881,16 @@ class Pass:
             self._conversations / max(1, self._led), "mean", self._led
         )
         refused = Metric(self._refused / self._led, "mean", self._led)
+        note = (
+            f"{component}/unread_calls: answers have calls of tools that cannot be read, which agents get as text: "
+            "env.kwargs.tool_format names the form of calls"
+        )
+        notes = (note,) if self._unread else ()
+        share = self._unread / max(1, self._answers)
         return {
+            f"{component}/unread_calls": Metric(
+                share, "mean", self._answers, notes=notes
+            ),
             f"{component}/cut_answers": cut,
             f"{component}/conversations": conversations,
             f"{component}/refused_agents": refused,
@@ -926,6 +937,7 @@ class Pass:
                 self._led += 1
                 self._conversations += len(episode.tokens.conversations)
                 self._refused += reply.said is not None
+                self._unread += getattr(episode.dialogue, "unread_calls", 0)
         for place in over:
             episode = self._open[place]
             try:

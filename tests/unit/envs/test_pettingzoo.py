@@ -85,6 +85,29 @@ def test_the_row_of_an_agent_that_has_ended_waits_for_the_others() -> None:
     assert [len(taken) for taken in envs._envs[0].taken] == [3, 3, 2, 1, 3]
 
 
+class Late(Race):
+    """Gives agents that have ended a reward of their team."""
+
+    def __init__(self, late: Any) -> None:
+        super().__init__()
+        self._late = late
+
+    def step(self, actions: Any) -> Any:
+        shown, rewards, *others = super().step(actions)
+        ended = [each for each in self.possible_agents if each not in rewards]
+        return (shown, rewards | dict.fromkeys(ended, self._late), *others)
+
+
+def test_a_reward_for_an_agent_that_has_ended_is_said_to_be_lost() -> None:
+    for late, said in ((7.0, 1), (np.array([7.0]), 1), (0.0, 0), (None, 0)):
+        envs = PettingZooVector([Late(late)], max_episode_steps=None, name="late")
+        envs.reset([5, 5, 5])
+        rewards = [envs.step(np.zeros(3, np.int64)).rewards for _ in range(4)]
+        # The first agent has ended after two steps
+        assert [float(each[0]) for each in rewards[2:]] == [0.0, 0.0]
+        assert len([r for r in envs.remarks if "counts nowhere" in r]) == said
+
+
 def test_a_time_limit_ends_all_agents() -> None:
     envs = made(3, max_episode_steps=3)
     envs.reset([5, 5, 5])

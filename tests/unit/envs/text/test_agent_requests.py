@@ -183,6 +183,7 @@ def test_an_answer_that_is_cut_has_the_reason_length_with_calls_too(
     (choice,) = answer["choices"]
     assert choice["finish_reason"] == "length"
     assert len(choice["message"].get("tool_calls", ())) == calls
+    assert made.metrics["env/unread_calls"].value == 0.0
     assert (sample.truncated, sample.ended, sample.reward) == (True, "cut_answer", 0.0)
     assert made.metrics["env/cut_answers"].value == 1.0
 
@@ -193,6 +194,17 @@ def one_call(url: str, key: str, row: Mapping[str, Any]) -> float:
     asked["tool_choice"] = "none"
     without = post(url, key, **asked)["choices"][0]
     return float(len(calls) == 1 and without["finish_reason"] == "stop")
+
+
+def test_calls_that_cannot_be_read_are_counted_and_said(tmp_path: Path) -> None:
+    """The agent gets such an answer as a text, and takes it for the last one."""
+    for text, share in (('<tool_call>{"name": "add", <eos>', 1.0), ("3<eos>", 0.0)):
+        sample, made = stage(tmp_path, calling, scripted(text))
+        assert sample.reward == 0.0
+        unread = made.metrics["env/unread_calls"]
+        assert unread.value == share
+        assert len(unread.notes) == int(share)
+        assert all("tool_format" in note for note in unread.notes)
 
 
 def test_one_call_and_no_call_are_options(tmp_path: Path) -> None:

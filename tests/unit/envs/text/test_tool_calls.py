@@ -84,7 +84,14 @@ def test_calls_are_read(name: str, text: str, content: str, calls: list[Any]) ->
 def test_an_answer_with_a_call_that_cannot_be_read_is_a_text(
     name: str, text: str
 ) -> None:
-    assert read_calls(FORMATS[name], text, [ADD]) == (text, ())
+    found = read_calls(FORMATS[name], text, [ADD])
+    assert (found.content, found.calls, found.is_unread) == (text, (), True)
+
+
+def test_braces_in_an_answer_are_no_call_that_cannot_be_read() -> None:
+    found = read_calls(FORMATS["llama3_json"], r"so \boxed{3} it is", [ADD])
+    assert not found.calls
+    assert not found.is_unread
 
 
 TYPED: list[tuple[Any, str, Any]] = [

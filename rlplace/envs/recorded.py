@@ -35,6 +35,10 @@ KEY = "replay.demonstrations"
 _OF_MINARI = Path("data", "main_data.hdf5")
 _EPISODE = "episode_"
 _MINARI_NAMES = {"terminated": "terminations", "truncated": "truncations"}
+# Differences up to this size are rounding errors. Fewer lost differences than _FEWEST_LOST do not count
+_NOISE = 1e-6
+_FEWEST_LOST = 4
+_FLOAT32_BYTES = 4
 _D4RL_NAMES = {"terminated": "terminals", "truncated": "timeouts"}
 
 
@@ -74,10 +78,19 @@ def read_demonstrations(path: str, spaces: Spaces) -> Steps:
                 name=name,
                 expected=[count, *shape],
             )
-        if not np.isfinite(arrays[name]).all():
+        # As the memory has them: a large float64 becomes infinite
+        with np.errstate(over="ignore"):
+            stored = arrays[name].astype(np.float32)
+        if not np.isfinite(stored).all():
             raise config_error(
                 "bad-demonstrations", KEY, f"{path}: {name}", error="finite", name=name
             )
+    for name in ("terminated", "truncated"):
+        others = ~np.isin(arrays[name], (0, 1))
+        if others.any():
+            got = f"{path}: {name} {arrays[name][others][0]:g}"
+            raise config_error("bad-demonstrations", KEY, got, error="flags", name=name)
+    _require_precision(path, arrays)
     return Steps(
         observations=arrays["observations"].astype(np.float32)[:, None],
         actions=_scaled(arrays["actions"], spaces, path)[:, None],
@@ -140,6 +153,35 @@ def require_sequence(path: str, steps: Steps) -> None:
             step=int(broken[0]),
             following=int(broken[0]) + 1,
         )
+
+
+def _require_precision(path: str, arrays: dict[str, NDArray[Any]]) -> None:
+    """Raise ConfigError if different numbers of neighbouring steps are equal as float32, the type that is learned from.
+
+    That counts if it is so for most changes of a number, as of seconds since 1970. `path`: the file of `arrays`.
+    """
+    seen = arrays["observations"]
+    seen = seen.reshape(len(seen), -1)
+    if seen.dtype.itemsize <= _FLOAT32_BYTES and seen.dtype.kind == "f":
+        return
+    small = seen.astype(np.float32)
+    changed = seen[1:] != seen[:-1]
+    lost = changed & (small[1:] == small[:-1])
+    # Smaller differences are rounding errors of simulators
+    lost &= np.abs(seen[1:].astype(np.float64) - seen[:-1]) > _NOISE
+    many = lost.sum(axis=0) > np.maximum(_FEWEST_LOST, changed.sum(axis=0) / 2)
+    steps, numbers = np.nonzero(lost & many)
+    if not len(steps):
+        return
+    pair = seen[steps[0] : steps[0] + 2, numbers[0]]
+    raise config_error(
+        "bad-demonstrations",
+        KEY,
+        f"{path}: {pair[0]:.12g} and {pair[1]:.12g}",
+        error="float32",
+        number=int(numbers[0]),
+        offset=f"{pair[0]:.12g}",
+    )
 
 
 def _arrays(path: str, names: Collection[str]) -> dict[str, NDArray[Any]]:

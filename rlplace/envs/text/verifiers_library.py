@@ -166,20 +166,26 @@ def _chatting(agent: Any) -> Any:
 
 
 def _facts(traces: Sequence[Any]) -> Mapping[str, Any]:
-    """Return the score, its parts and other measures of an episode: means over the traces of the trained agents."""
+    """Return the score, its parts and other measures of an episode: means over the traces of the trained agents.
+
+    Raises RuntimeError if none is trained, and if a reward is missing: the score would lack it.
+    """
+    if not traces:
+        raise RuntimeError("no agent of the episode is trained: it has no score")
     score = [trace.reward for trace in traces]
     parts: dict[str, list[float]] = {}
     measures: dict[str, list[float]] = {}
     for trace in traces:
         for name, reward in trace.rewards.items():
-            # None: the function has not returned
-            if reward is not None:
-                parts.setdefault(name, []).append(reward.score)
+            # The library leaves it out of the sum
+            if reward is None:
+                raise RuntimeError(f"the reward {name} was not computed")
+            parts.setdefault(name, []).append(reward.score)
         for name, measure in trace.metrics.items():
             if measure is not None:
                 measures.setdefault(name, []).append(float(measure))
     return {
-        "score": sum(score) / max(1, len(score)),
+        "score": sum(score) / len(score),
         "parts": {name: sum(all_) / len(all_) for name, all_ in parts.items()},
         "measures": {name: sum(all_) / len(all_) for name, all_ in measures.items()},
     }

@@ -63,6 +63,10 @@ def test_actions_are_scaled_from_the_bounds_to_those_of_the_policy(
         ("observations", np.ones((6, 4)), "another shape"),
         ("actions", np.full((6, 1), 2.5), "outside of the bounds"),
         ("rewards", np.full(6, np.nan), "not finite"),
+        # Infinite as float32
+        ("observations", np.full((6, 3), 1e300), "not finite"),
+        ("terminated", np.full(6, 0.5), "other numbers than 0 and 1"),
+        ("truncated", np.array([0, 0, 2, 0, 0, 1]), "other numbers than 0 and 1"),
     ],
 )
 def test_steps_of_another_simulator_are_refused(
@@ -75,6 +79,25 @@ def test_steps_of_another_simulator_are_refused(
         read_demonstrations(saved(tmp_path, of), SPACES)
     assert [p.code for p in caught.value.problems] == ["bad-demonstrations"]
     assert text in str(caught.value)
+
+
+def test_numbers_that_become_equal_as_float32_are_refused(tmp_path: Path) -> None:
+    """Seconds since 1970 beside a number that is learned from as it is."""
+    count = 20
+    of = arrays(count)
+    seen = np.random.default_rng(0).normal(size=(count, 3))
+    read_demonstrations(saved(tmp_path, of | {"observations": seen}), SPACES)
+    times = seen.copy()
+    times[:, 1] = 1.7e9 + np.arange(count)
+    with pytest.raises(ConfigError) as caught:
+        read_demonstrations(saved(tmp_path, of | {"observations": times}), SPACES)
+    (problem,) = caught.value.problems
+    assert problem.code == "bad-demonstrations"
+    assert "observations[:, 1] - 1700000000" in str(problem.fix)
+    # What float32 keeps apart, and what never changes
+    for numbers in (np.arange(count) * 1000.0 + 1.7e9, np.full(count, 1.7e9)):
+        times[:, 1] = numbers
+        read_demonstrations(saved(tmp_path, of | {"observations": times}), SPACES)
 
 
 def test_choices_that_the_simulator_does_not_have_are_refused(tmp_path: Path) -> None:

@@ -125,12 +125,13 @@ class Problem:
         lines = self.fix.split("\n")
         if self.source.file.startswith(COMMAND_LINE):
             word = self.source.file.removeprefix(COMMAND_LINE)
-            corrected = _corrected(self, word)
-            if corrected is not None:
-                return corrected
-            return "\n".join(_as_word(self.key, line, word) for line in lines)
+            words = [
+                _corrected(self, line, word) or _as_word(self.key, line, word)
+                for line in lines
+            ]
+            return "\n".join(words)
         if Path(self.source.file).is_relative_to(_SHIPPED):
-            return self.fix
+            return "\n".join(_as_word(self.key, line, "") for line in lines)
         return "\n".join(_as_lines(self.key, line) for line in lines)
 
 
@@ -197,20 +198,28 @@ def _as_word(key: str, line: str, typed: str) -> str:
     return f"{lead}{word}{remark}"
 
 
-def _corrected(problem: Problem, typed: str) -> str | None:
-    """Return an override with the wrong value replaced inside it, such as a name in a list of blocks; else None.
+def _corrected(problem: Problem, line: str, typed: str) -> str | None:
+    """Return an override with the wrong key and value replaced inside it, such as a name in a list of blocks.
 
-    `typed`: the override. None is returned unless the wrong value occurs once in it, below its key.
+    `line`: a line of the fix, for this key or another one of its block. `typed`: the override. None is returned unless
+    the wrong value occurs once in it, below its key.
     """
     above, _, value = typed.partition("=")
-    leaf = problem.key.rpartition(".")[2]
-    name, _, new = (problem.fix or "").partition(": ")
-    new = new.partition(" " * 8)[0]
+    block, _, leaf = problem.key.rpartition(".")
+    fix = re.fullmatch(r"'?([\w.\[\]]+)(?:: |=)(.*?)'?", line.partition(" " * 8)[0])
+    if fix is None:
+        return None
+    path, new = fix.groups()
+    name = path.rpartition(".")[2]
+    is_beside = path == name or path == f"{block}.{name}"
     wrong = (problem.got or "").removeprefix(f"{leaf}: ")
     is_below = re.sub(r"\[(\d+)\]", r".\1", problem.key).startswith(f"{above}.")
-    if not is_below or name != leaf or "\n" in new or not wrong or "<" in new:
+    if not is_below or not is_beside or not wrong or "<" in new:
         return None
     form = re.compile(rf"(?<=: ){re.escape(wrong)}(?=\s*[,}}])")
+    if name != leaf:
+        form = re.compile(rf"(?<=[{{ ,]){leaf}: ?{re.escape(wrong)}(?=\s*[,}}])")
+        new = f"{name}: {new}"
     if len(form.findall(value)) != 1:
         return None
     return shlex.quote(f"{above}={form.sub(lambda _: new, value)}")

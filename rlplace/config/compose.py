@@ -698,6 +698,7 @@ def _composed(
             text = file.read_text(encoding="utf-8")
             misread += misread_numbers(text, _short(file), sources)
             misread += _of_hydra(text, _short(file))
+            misread += _undone(text, _short(file), composed.folders)
         if misread:
             raise ConfigError(misread)
         gone = _of_another_choice(merged, task)
@@ -1071,6 +1072,40 @@ def _of_hydra(text: str, file: str) -> Iterator[Problem]:
             name=key,
             line=f"runner.output_dir: {node.value}        (a line without indent, in place of {key})",
         )
+
+
+def _undone(text: str, file: str, folders: Sequence[Path]) -> Iterator[Problem]:
+    """Yield a problem for each key of a config file that a config behind `_self_` in its `defaults` sets otherwise.
+
+    `text`: text of the file. `file`: its name. `folders`: the folders that are searched for configs.
+    """
+    own = scalars(text)
+    listed = re.compile(r"defaults\[\d+\]")
+    names = [node.value for key, node in own.items() if listed.fullmatch(key)]
+    if "_self_" not in names or names[-1] == "_self_":
+        return
+    places = line_sources(text, file)
+    names.remove("_self_")
+    is_plain = not any(re.match(r"defaults\[\d+\]\.", key) for key in own)
+    later = [node.value for key, node in own.items() if listed.fullmatch(key)]
+    for parent in later[later.index("_self_") + 1 :]:
+        theirs: dict[str, str] = {}
+        for path in _with_parents(folders, parent):
+            of_file = scalars(path.read_text(encoding="utf-8"))
+            theirs |= {key: node.value for key, node in of_file.items()}
+        for key, node in own.items():
+            if key.startswith("defaults") or theirs.get(key, node.value) == node.value:
+                continue
+            shown = [*names, "_self_"] if is_plain else ["...", "_self_"]
+            yield problem(
+                "bad-config",
+                key,
+                f"{key.rpartition('.')[2]}: {node.value}",
+                error="self-first",
+                source=places.get(key),
+                parent=parent,
+                names=", ".join(shown),
+            )
 
 
 def _may_have_language_model(line: CommandLine) -> bool:

@@ -11,6 +11,8 @@ from rlplace.config.fields import JobName, block_at, blocks_in, fields_of, jobs
 from rlplace.config.of_job import config_of, named_configs
 
 PLACEMENT = "cluster.component_placement"
+# Presets that place all components
+PRESETS_OF_ALL = ("hybrid", "colocate_all", "disaggregated")
 # Components that a config may place
 COMPONENTS = (
     "actor",

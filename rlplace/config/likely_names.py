@@ -128,7 +128,7 @@ _JOINED = {
 _FILLERS = {
     *("use", "using", "enable", "enabled", "with", "the", "do", "is", "set", "of"),
     *("param", "params", "arg", "args", "config", "cfg", "option", "s", "per", "for"),
-    *("sgd", "ppo", "fcnet", "algo", "my", "by", "in", "to"),
+    *("sgd", "ppo", "fcnet", "algo", "my", "by", "in", "to", "from", "on", "at"),
 }
 # Words that say how a thing is counted: two names with different ones mean different things
 _MEASURES = {
@@ -137,21 +137,26 @@ _MEASURES = {
     *("iteration", "epoch", "function", "fn"),
 }
 _MEASURE = 0.35
-# Of a word in another block than that of the unknown name
+# Words that a name of the same block may have besides: seeds and num_seeds
+_COUNTS = {"total", "max", "number"}
+# Of a name in another block than that of the unknown name
 _OTHER_BLOCK = 0.8
-# From here a name is one to ask about
-_LEAST = 0.5
-_MOST_ASKED = 3
+# From here a name is one to ask about: more than half of the words
+_LEAST = 0.55
 _LIKE = 0.86  # likeness of a word and its misspelling
+_STEM = 6  # letters of a word that its forms share, such as listen and listens
 _SHORTEST = 4  # letters of a word that may be misspelt
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Known:
-    """A known name. `path`: its path; a leading dot: below a component. `block`: path of the block, "" for any."""
+    """A known name.
+
+    `path`: its path; a leading dot: in any block. `is_whole`: whether all its words are to be there.
+    """
 
     path: str
-    block: str = ""
+    is_whole: bool = False
 
     @property
     def name(self) -> str:
@@ -185,9 +190,10 @@ def words_of(name: str) -> frozenset[str]:
 
 
 def likely_names(name: str, above: str, known: Iterable[Known]) -> Sequence[Likely]:
-    """Return the known names that an unknown name may mean, the most likely first; at most three.
+    """Return the known names that an unknown name may mean, the most likely first.
 
-    A sure one is alone. `name`: the unknown name. `above`: path of its block. `known`: all known names.
+    Where names are sure, others are left out. `name`: the unknown name. `above`: path of its block. `known`: all known
+    names.
     """
     words = words_of(name)
     around = words_of(above)
@@ -197,6 +203,9 @@ def likely_names(name: str, above: str, known: Iterable[Known]) -> Sequence[Like
         if likely is not None:
             found.append(likely)
     found.sort(key=lambda likely: (not likely.is_sure, -likely.likeness))
+    # Names of the same block come before those of others
+    here = [likely for likely in found if _is_here(likely.known, above)]
+    found = here or found
     sure = [likely for likely in found if likely.is_sure]
     if sure:
         best = sure[0].likeness
@@ -204,15 +213,24 @@ def likely_names(name: str, above: str, known: Iterable[Known]) -> Sequence[Like
     return found
 
 
+def is_said(name: str, meaning: str) -> bool:
+    """Return whether the meaning of a key has all words of a name that say something: listen, in "listens"."""
+    said = {word[:_STEM] for word in re.findall("[a-z]+", meaning.lower())}
+    telling = {word for word in words_of(name) if word not in _MEASURES}
+    if not telling or any(len(word) < _SHORTEST for word in telling):
+        return False
+    return {word[:_STEM] for word in telling} <= said
+
+
 def _compared(
     words: frozenset[str], around: frozenset[str], above: str, known: Known
 ) -> Likely | None:
     """Return how likely a known name is meant by a name of some words; None if it is not."""
     theirs = words_of(known.name)
-    block = known.block or known.path.rpartition(".")[0]
-    if known.block and known.block != above:
+    block = known.path.rpartition(".")[0]
+    is_here = _is_here(known, above)
+    if known.is_whole and words != theirs:
         return None
-    is_here = not above or block == above or known.path.startswith(".")
     # Words of the block count where the name alone does not have them: checkpoint.load, load_checkpoint
     shared = words & theirs
     if not any(word not in _MEASURES for word in shared):
@@ -228,8 +246,13 @@ def _compared(
         likeness *= _OTHER_BLOCK
     if likeness < _LEAST:
         return None
-    is_sure = not lost and not (added - {"total", "max", "number"})
+    is_sure = not lost and not (added - (_COUNTS if is_here else set()))
     return Likely(known, likeness, is_sure)
+
+
+def _is_here(known: Known, above: str) -> bool:
+    """Return whether a known name is one of the block `above`, or of any block."""
+    return not above or known.path.rpartition(".")[0] in (above, "")
 
 
 def _weight(words: Iterable[str]) -> float:

@@ -54,6 +54,7 @@ _TOGETHER = {
 }
 # Components with a model, which a switch puts in one place
 _MODELS = ("actor", "rollout", "critic", "reference", "reward", "teacher")
+_MOST_LAYERS = 16
 # Text of a placement with known numbers: all of 8, 0-7, 3
 _ALL_OF = re.compile(r"all of ([0-9]+)")
 _RANGE = re.compile(r"([0-9]+)(?:-([0-9]+))?")
@@ -271,6 +272,48 @@ def _minibatches(given: Given) -> Converted | None:
     return Converted(
         keys={"algorithm.num_minibatches": minibatches},
         reason="there, samples of a minibatch; here, minibatches of an iteration",
+    )
+
+
+def _steps_of_iteration(given: Given) -> Converted | None:
+    """Convert the environment steps of an iteration to the steps of each environment."""
+    envs = given.number("env.total_num_envs")
+    if given.has_replay or not envs:
+        return None
+    steps = _whole(given.amount / envs)
+    if steps is None:
+        return None
+    return Converted(
+        keys={"algorithm.rollout_steps": steps},
+        reason=f"there, the steps of an iteration; here, those of each of {envs:g} environments",
+    )
+
+
+def _lowest_rate(given: Given) -> Converted | None:
+    """Convert the lowest learning rate to its ratio to the highest one."""
+    role = given.role if given.role in COMPONENTS else "actor"
+    highest = given.number(f"{role}.optimizer.lr")
+    if not highest or given.amount > highest:
+        return None
+    return Converted(
+        keys={f"{role}.optimizer.min_lr_ratio": float(f"{given.amount / highest:.6g}")},
+        reason="there, the learning rate at the end; here, its ratio to lr",
+    )
+
+
+def _layers(given: Given) -> Converted | None:
+    """Convert the number of layers of a policy to their sizes, all as large as the first one so far."""
+    path = "actor.hidden" if given.has_replay else "actor.model.hidden"
+    sizes = value_at(given.written, path)
+    kind = value_at(given.written, "actor.model.kind")
+    count = _whole(given.amount) if given.amount else None
+    if kind not in (None, "mlp") or count is None or count > _MOST_LAYERS:
+        return None
+    if not isinstance(sizes, list) or not sizes:
+        return None
+    return Converted(
+        keys={path: [sizes[0]] * count},
+        reason="there, the number of layers; here, the size of each",
     )
 
 
@@ -644,6 +687,7 @@ _CONVERSIONS: Mapping[str, Callable[[Given], Converted | None]] = {
     **dict.fromkeys((name for names in _COLUMNS.values() for name in names), _rows),
     **dict.fromkeys(_TOGETHER, _with_actor),
     "polyak": _following,
+    **dict.fromkeys(("min_lr", "lr_min", "end_lr", "final_lr"), _lowest_rate),
     **dict.fromkeys(("path", "file", "prompt", "answer", "image"), _argument_of_rows),
     **dict.fromkeys(("max_length", "max_seq_length"), _whole_length),
     **dict.fromkeys(("rollout_steps", "rollout_length"), _steps_of_all),
@@ -658,6 +702,8 @@ _CONVERSIONS: Mapping[str, Callable[[Given], Converted | None]] = {
     "use_kl_loss": _kl_in_loss,
     "clip_vloss": _value_clip,
     **dict.fromkeys(("batch_size", "minibatch_size"), _minibatches),
+    "train_batch_size": _steps_of_iteration,
+    **dict.fromkeys(("num_layers", "n_layers", "depth"), _layers),
     "ppo_mini_batch_size": _prompts_of_a_step,
     **dict.fromkeys(
         ("warmup_ratio", "lr_warmup_ratio", "lr_warmup_steps_ratio"), _warmup

@@ -74,7 +74,8 @@ _KEYS = {
     "reward.head": "value_head_prefix",
     "runner.seed": "seeds random_seed random_state",
     "faults.restarts": "max_restarts",
-    "resume": "resume_path resume_from resume_from_path resume_from_checkpoint resume_mode",
+    "resume": "resume_path resume_from resume_from_path resume_from_checkpoint resume_mode load_checkpoint "
+    "load_from_checkpoint load_path restore",
     ".optimizer": "optim",
     ".optimizer.lr": "learning_rate",
     ".optimizer.beta1": "adam_beta1",
@@ -119,7 +120,7 @@ _OFF_POLICY_KEYS = {
     "warmup_steps num_random_steps start_timesteps "
     "num_steps_sampled_before_learning_starts initial_random_steps",
     "algorithm.updates_per_step": "utd_ratio utd replay_ratio gradient_updates_per_step",
-    "algorithm.temperature": "ent_coef entropy_coef alpha init_temperature",
+    "algorithm.temperature": "ent_coef entropy_coef alpha",
     "algorithm.n_step": "n_steps nstep multi_step",
     "algorithm.batch_size": "minibatch_size train_batch_size",
     "algorithm.tau": "target_tau soft_target_tau",
@@ -278,6 +279,11 @@ _ABSENT = (
     *("dpo", "kto", "orpo", "ipo", "sft", "gppo", "ppg"),
     *("elu", "gelu", "selu", "celu", "leaky_relu", "leakyrelu", "prelu", "mish"),
 )
+# Words of a value beside the one that says what is chosen
+_SAY_NOTHING = (
+    *("mixed", "true", "amp", "precision", "dtype", "torch", "mode", "type", "only"),
+    *("nn", "the", "use", "default", "optimizer", "engine", "scheduler", "algorithm"),
+)
 # Arguments of vLLM's engine for which rlplace has no key
 _OF_VLLM = (
     "enable_prefix_caching",
@@ -340,6 +346,7 @@ NEEDLESS = {
     "tokenizer": "the tokenizer is read from the model's folder",
     "external_lib": "modules are imported only where a config names package.module:Name",
     "use_shm": "the model is read from its folder",
+    "optimizer_name": "the policies of simulators learn by Adam, with decoupled weight decay",
     "ortho_init": "the layers of a policy are initialised orthogonally",
     "logging_steps": "metrics of every iteration are written",
     "load_in_4bit": "weights of 4 and 8 bits are not trained",
@@ -467,7 +474,10 @@ ABSENT = {
         ),
         "one command starts all workers, by Ray; cluster.ray.address is the address of a running cluster",
     ),
-    "load_checkpoint": "resume=auto goes on with the newest checkpoint",
+    **dict.fromkeys(
+        ("do_sample", "greedy"),
+        "answers of training are drawn at rollout.temperature; those of an evaluation are greedy",
+    ),
     "prompt_split": "a data set is read whole, as env.kwargs names it",
     "dataset_train_split": "a data set is read whole, as env.kwargs names it",
     "input_template": "env.chat says whether prompts get the chat template of the model",
@@ -732,7 +742,10 @@ def in_our_words(name: str, value: object) -> tuple[str, object] | None:
                 sink in (*_USUAL_SINKS, *_SWITCHED_SINKS) for sink in named
             ):
                 return "runner.sinks", sinks
-    if name in ("resume", "resume_from_checkpoint") and value is True:
+    if (
+        name in ("resume", "resume_from_checkpoint", "load_checkpoint")
+        and value is True
+    ):
         return "resume", "auto"
     if name == "resume_mode" and value == "disable":
         return "resume", None
@@ -759,6 +772,9 @@ def in_our_words(name: str, value: object) -> tuple[str, object] | None:
         return ("cluster.accelerator.kind", kind) if kind else None
     if name in ("ent_coef", "alpha") and str(value).startswith("auto"):
         # auto_0.1: the learned weight begins with 0.1
+        return "algorithm.temperature", "auto"
+    if name in ("init_temperature", "init_alpha", "initial_alpha"):
+        # It is where a learned weight begins
         return "algorithm.temperature", "auto"
     automatic = (
         "autotune",
@@ -818,7 +834,10 @@ def in_several_keys(name: str, value: Any) -> Mapping[str, object]:
         first, second = value
         return {".optimizer.beta1": first, ".optimizer.beta2": second}
     is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
-    both_sides = ("eps_clip_low_high", "clip_range_low_high", "clip_ratio_range")
+    both_sides = (
+        *("eps_clip_low_high", "clip_range_low_high", "clip_ratio_range"),
+        *("clip_ratio_low", "clip_range", "cliprange", "clip_ratio", "eps_clip"),
+    )
     if name in both_sides and is_pair:
         low, high = value
         return {"algorithm.clip_ratio_low": low, "algorithm.clip_ratio_high": high}
@@ -902,6 +921,13 @@ def meant_word(value: object, words: Iterable[str]) -> str | None:
         return last
     if str(value).lower() in _ABSENT:
         return None
+    # The only word of a text that says anything: bf16-mixed, torch.bfloat16_amp
+    parts = re.split(r"[^a-z0-9]+", str(value).lower())
+    telling = [part for part in parts if part and part not in _SAY_NOTHING]
+    if len(telling) == 1 and telling != [str(value).lower()]:
+        only = _OURS.get(telling[0], telling[0])
+        if only in known:
+            return only
     # A word that ends early, or goes on: lin and linear_decay for linear
     begun = [word for word in known if word.startswith(last) and len(last) > 2]
     # Of sequence and sequence_token, seq is the first one

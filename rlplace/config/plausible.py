@@ -31,6 +31,9 @@ def implausible(config: Any) -> Iterator[Problem]:
     yield from _memory(config.cluster)
     yield from _lower_clip(config.algorithm)
     yield from _batch(config.algorithm)
+    serve = getattr(config, "serve", None)
+    if serve is not None:
+        yield from _host(serve.host)
 
 
 def _resume(named: str | None) -> Iterator[Problem]:
@@ -73,6 +76,20 @@ def _address(address: str | None) -> Iterator[Problem]:
             host=host,
             port=_PORT_OF_RAY,
         )
+
+
+def _host(host: str) -> Iterator[Problem]:
+    """Yield a problem if the address at which a server listens has a scheme or a port."""
+    form = re.compile(r"(?:https?://)?([\w.-]+|\[[0-9a-f:]+\])(?::([0-9]+))?/*")
+    found = form.fullmatch(host)
+    if found is None or found[1] == host:
+        return
+    lines = [f"host: {found[1]}"]
+    if found[2] is not None:
+        lines.append(f"serve.port: {found[2]}")
+    yield problem(
+        "wrong-type", "serve.host", host, error="host-alone", lines="\n".join(lines)
+    )
 
 
 def _memory(cluster: ClusterConfig) -> Iterator[Problem]:

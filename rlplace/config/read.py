@@ -40,6 +40,7 @@ from rlplace.config.keys import (
     all_places,
     every_place,
     is_place,
+    places_in,
 )
 from rlplace.config.number_text import as_number, as_thousands
 from rlplace.config.of_job import config_of, same_block
@@ -55,6 +56,7 @@ from rlplace.config.other_names import (
     OF_TEXT,
     ON_POLICY,
     as_settings,
+    in_several_keys,
     off_policy,
 )
 from rlplace.config.own import block_of_name
@@ -67,6 +69,7 @@ from rlplace.config.unknown_keys import (
     placed_at,
     reject_model_keys,
     reject_unknown,
+    similar_lines,
 )
 from rlplace.config.which_job import MARKED, USUAL, find_job, has_marked_keys
 from rlplace.config.yaml_text import quote, show
@@ -322,6 +325,27 @@ def _of_job(
         elif value != default_of(there[name][0], other):
             # Either the other job was meant, or the key can be removed.
             which = "partial-training" if name in _CHANGES_TRAINING else "other-job"
+            unknown = UnknownKey(
+                key=key,
+                value=value,
+                fields=here,
+                written={},
+                job=job,
+                config=config_of(job),
+                sources=found.sources,
+            )
+            similar = similar_lines(unknown) if which == "other-job" else []
+            if similar:
+                found.reject(
+                    "wrong-kind",
+                    key,
+                    value,
+                    error="similar-here",
+                    ours=subject_of(job),
+                    theirs=subject_of(other),
+                    lines=one_of([*similar, f"remove {key}"]),
+                )
+                continue
             found.reject(
                 "wrong-kind",
                 key,
@@ -413,13 +437,15 @@ class _Wrong:
     """An error of pydantic about a key of a config.
 
     `details`: the error itself. `path`, `key`: path of the key, as steps and as text. `block`: dataclass of the block
-    with the key. `job`: the kind of job. `written`: the whole config.
+    with the key. `block_of_all`: dataclass of the block that is read. `job`: the kind of job. `written`: the whole
+    config.
     """
 
     details: ErrorDetails
     path: Sequence[int | str]
     key: str
     block: type
+    block_of_all: type
     job: JobName
     written: Any
 
@@ -453,6 +479,7 @@ def _report(
         path=path,
         key=key or "config",
         block=block_at(block, job, details["loc"][:-1]),
+        block_of_all=block,
         job=job,
         written=written,
     )
@@ -576,6 +603,17 @@ def _report_several_values(wrong: _Wrong, found: Found) -> None:
     """Report to `found` a list of numbers for a key that takes one: probably, one run for each is meant."""
     value = wrong.details["input"]
     is_typed = str(found.sources.get(wrong.key, "")).startswith(COMMAND_LINE)
+    pair = _in_several_lines(wrong, found)
+    if pair is not None:
+        sweep = f"-m {wrong.key}={','.join(map(show, value))}"
+        found.reject(
+            "wrong-type",
+            wrong.key,
+            value,
+            error="pair-for-number",
+            lines=one_of([pair, sweep]) if is_typed else pair,
+        )
+        return
     found.reject(
         "wrong-type",
         wrong.key,
@@ -609,6 +647,8 @@ def _report_value(wrong: _Wrong, found: Found) -> None:
     if source is not None and source.written is not None and kind == "wrong-type":
         fits = decoded(leaf, source.written, fits=context["fix"] is not None)
     why = context["why"]
+    if not wrong.is_item:
+        fits = _in_several_lines(wrong, found) or fits
     if value == 0 and kind == "out-of-bounds" and not wrong.is_item:
         field, _ = wrong.fields[leaf]
         why, fits = field.metadata.get("zero", (why, fits))
@@ -622,6 +662,31 @@ def _report_value(wrong: _Wrong, found: Found) -> None:
         context["told"], key=wrong.key, got=show(value), why=why, fix=fits
     )
     found.add(told)
+
+
+def _in_several_lines(wrong: _Wrong, found: Found) -> str | None:
+    """Return the lines that say what a value of another library says in one: lr: lin_3e-4; None for another value."""
+    several = in_several_keys(wrong.leaf, wrong.details["input"])
+    role = wrong.key.partition(".")[0]
+    known = places_in(_whole_config(wrong.block_of_all, wrong.job), wrong.job)
+    lines = []
+    for place, value in several.items():
+        path = f"{role}{place}" if place.startswith(".") else place
+        if path not in known:
+            path = path.replace(".optimizer.", ".")
+        if path not in known:
+            return None
+        lines.append((path, value))
+    if not lines:
+        return None
+    if _is_typed(wrong.key, found):
+        words = [shlex.quote(f"{path}={show(value)}") for path, value in lines]
+        return " ".join(words)
+    block = wrong.key.rpartition(".")[0]
+    shown = [
+        f"{path.removeprefix(f'{block}.')}: {show(value)}" for path, value in lines
+    ]
+    return "\n".join(shown)
 
 
 def _report_algorithm(value: object, *, typed: bool, found: Found) -> bool:
@@ -693,6 +758,10 @@ def _such_as(
     elif what == wrong["what"]:
         what = "a value"
     field, _ = fields[name]
+    # The meaning of the key shows a block
+    shown = re.search(r"such as (\w+: \w+)", f"{why} {field.metadata.get('doc', '')}")
+    if what == "a block of keys" and shown is not None:
+        return f"{{{shown[1]}}}"
     usual = "16GiB" if field.metadata.get("unit") == "bytes" else default_of(field, job)
     plain = (
         isinstance(usual, (int, float, str))

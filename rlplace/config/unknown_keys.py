@@ -37,7 +37,7 @@ from rlplace.config.keys import (
     places_in,
     places_of,
 )
-from rlplace.config.likely_names import Known, likely_names, words_of
+from rlplace.config.likely_names import Known, is_said, likely_names, words_of
 from rlplace.config.measures import CONVERTED, Given, converted
 from rlplace.config.model_folder import model_folder
 from rlplace.config.of_job import config_of
@@ -177,7 +177,8 @@ class UnknownKey:
     @property
     def is_typed(self) -> bool:
         """Whether it is set on the command line."""
-        return str(self.sources.get(self.key, "")).startswith(COMMAND_LINE)
+        key = f"{self.above}.{self.written_name}".removeprefix(".")
+        return str(self.sources.get(key, "")).startswith(COMMAND_LINE)
 
     def meant(self) -> tuple[str | None, object]:
         """Return (path of the known key that is probably meant, value in the form of that key).
@@ -289,7 +290,13 @@ def _reject_read(unknown: UnknownKey, read: _Reading, found: Found) -> None:
 
 def _read(unknown: UnknownKey) -> _Reading:
     """Return the first reading of an unknown key that fits: of its name, then of known names that are like it."""
-    readings = (_of_its_name, _of_other_blocks, _by_another_name, _of_likely_names)
+    readings = (
+        _of_its_name,
+        _of_a_sure_name,
+        _of_other_blocks,
+        _by_another_name,
+        _of_likely_names,
+    )
     for reading in readings:
         read = reading(unknown)
         if read is not None:
@@ -726,18 +733,59 @@ def _by_another_name(unknown: UnknownKey) -> _Reading | None:
     return _Reading("by-another-name", {"place": having[0], **jobs_of})
 
 
+def _of_a_sure_name(unknown: UnknownKey) -> _Reading | None:
+    """Read the key as the known name that has the same words, if there is one."""
+    readings, is_sure = _likely_readings(unknown)
+    return next(iter(readings.values())) if is_sure and len(readings) == 1 else None
+
+
 def _of_likely_names(unknown: UnknownKey) -> _Reading | None:
-    """Read the key as a known name with the same words, or ask which one of a few names with some of them is meant.
+    """Ask which one of a few known names is meant, each with some of the words of the key."""
+    readings, _ = _likely_readings(unknown)
+    lines = [line for line in readings if line != "leave out"]
+    lines = lines or _lines_by_meaning(unknown)
+    if not lines:
+        return None
+    lines = [line.partition(" " * 8)[0] for line in lines]
+    return _Reading(
+        "of-similar-names", {"lines": one_of([*lines, f"leave out {unknown.name}"])}
+    )
+
+
+def _lines_by_meaning(unknown: UnknownKey) -> list[str]:
+    """Return the lines that set keys of the same block whose meaning has all words of an unknown name."""
+    lines = []
+    for name, (field, hint) in unknown.fields.items():
+        place = f"{unknown.above}.{name}".removeprefix(".")
+        doc = str(field.metadata.get("doc", ""))
+        if blocks_in(hint) or not is_said(unknown.name, doc):
+            continue
+        value = unknown.worded(place, unknown.value)
+        if unknown.takes(place) and _accepts(place, value, unknown):
+            lines.append(str(_set(place, value, unknown).facts["line"]))
+    return lines if len(lines) < _MOST_OFFERED else []
+
+
+def similar_lines(unknown: UnknownKey) -> list[str]:
+    """Return the lines that set keys of the job with the words of a key that only another kind of job has."""
+    called = dataclasses.replace(unknown, called=unknown.name)
+    readings, _ = _likely_readings(called)
+    return [
+        line.partition(" " * 8)[0] for line in readings if not line.startswith("leave")
+    ]
+
+
+def _likely_readings(unknown: UnknownKey) -> tuple[Mapping[str, _Reading], bool]:
+    """Return (what is told -> reading, whether the words are the same) for the known names that may be meant.
 
     A line is told only if its key takes the value.
     """
-    if isinstance(unknown.value, Mapping):
-        return None
-    # A key that other kinds of jobs have is not misspelt
-    if unknown.key in places_of(unknown.name):
-        return None
     readings: dict[str, _Reading] = {}
     is_sure = False
+    # A key that other kinds of jobs have is not misspelt
+    is_known = not unknown.called and unknown.key in places_of(unknown.name)
+    if isinstance(unknown.value, Mapping) or is_known:
+        return readings, is_sure
     for likely in likely_names(unknown.name, unknown.above, _known_names(unknown)):
         read = _as_known(likely.known, unknown)
         if read is None:
@@ -747,15 +795,7 @@ def _of_likely_names(unknown: UnknownKey) -> _Reading | None:
         readings.setdefault(told, read)
         if len(readings) == _MOST_OFFERED:
             break
-    if len(readings) == 1 and is_sure:
-        return next(iter(readings.values()))
-    lines = [line for line in readings if line != "leave out"]
-    if not lines:
-        return None
-    lines = [line.partition(" " * 8)[0] for line in lines]
-    return _Reading(
-        "of-similar-names", {"lines": one_of([*lines, f"leave out {unknown.name}"])}
-    )
+    return readings, is_sure
 
 
 def _known_names(unknown: UnknownKey) -> Sequence[Known]:
@@ -784,7 +824,9 @@ def _known_names(unknown: UnknownKey) -> Sequence[Known]:
             component in COMPONENTS and role not in ("", component)
         ):
             continue
-        known.append(Known(f"{block}.{theirs}" if ours[:1] != "." else f".{theirs}"))
+        of_block = block and not ours.startswith(".")
+        path = f"{block}.{theirs}" if of_block else f".{theirs}"
+        known.append(Known(path, is_whole=theirs in {*NEEDLESS, *ABSENT}))
     return known
 
 
@@ -794,8 +836,9 @@ def _aliases(has_replay: bool) -> Mapping[str, str]:
 
     `has_replay`: whether the names of the off-policy job come first.
     """
-    names = dict.fromkeys((*NEEDLESS, *ABSENT, *CONVERTED), "")
-    aliases = {name: f".{name}" for name in names}
+    # A single word, such as time, says too little
+    said = [name for name in (*NEEDLESS, *ABSENT) if len(words_of(name)) > 1]
+    aliases = {name: f".{name}" for name in (*said, *CONVERTED)}
     aliases |= {theirs: ours for theirs, (ours, _) in another_measure().items()}
     aliases |= KEYS
     if has_replay:
@@ -815,6 +858,11 @@ def _as_known(known: Known, unknown: UnknownKey) -> _Reading | None:
     key = f"{unknown.above}.{known.name}".removeprefix(".")
     renamed = dataclasses.replace(unknown, key=key, called=unknown.name)
     read = _of_its_name(renamed)
+    place, value = renamed.meant()
+    if read is not None and read.error in ("meant", "meant-elsewhere"):
+        is_taken = place is not None and _accepts(place, value, unknown)
+        if not is_taken and in_our_words(known.name, unknown.value) is None:
+            return None
     if read is None and isinstance(unknown.value, bool):
         place = _place_of(key, unknown.fields, unknown.places, unknown.written)
         return None if place is None else _switch_of_number(place, unknown)
@@ -828,7 +876,7 @@ def _switch_of_number(place: str, unknown: UnknownKey) -> _Reading | None:
     if unknown.value is False and NoneType in options:
         return _set(place, None, unknown)
     if unknown.value is True and int in options:
-        return _set(place, "<a whole number>", unknown)
+        return _set(place, "<a whole number, such as 8>", unknown)
     return None
 
 
@@ -1017,7 +1065,12 @@ def _place_of(
         theirs = of_items.get(name, PLACEMENT_KEYS.get(name))
         if theirs in fields:
             return f"{above}.{theirs}"
-    begun = [field for field in fields if field.startswith(name)]
+    # A ratio to a value is not the value: min_lr, min_lr_ratio
+    begun = [
+        field
+        for field in fields
+        if field.startswith(name) and not field.endswith("_ratio")
+    ]
     if (
         near := begun[0] if len(begun) == 1 else did_you_mean(name, fields)
     ) is not None:

@@ -19,6 +19,7 @@ from pydantic_core import PydanticCustomError
 
 from rlplace.codes import problem
 from rlplace.config.fields import JobName, default_of, fields_of, jobs, tag_of
+from rlplace.config.keys import PRESETS_OF_ALL
 from rlplace.config.number_text import (
     as_number,
     as_rate,
@@ -47,8 +48,15 @@ _HYDRA: dict[str, Any] = {
 SIZE_TEXT = r"^\s*[0-9]+(\.[0-9]+)?\s*([KMGTkmgt][Ii]?[Bb]|[Bb])?\s*$"
 _SIZES = pydantic.TypeAdapter(pydantic.ByteSize)  # takes more units than SIZE_TEXT
 SWITCHES = {
-    **dict.fromkeys(("true", "yes", "on", "1", "y"), "true"),
-    **dict.fromkeys(("false", "no", "off", "0", "n", "none", "null"), "false"),
+    **dict.fromkeys(
+        ("true", "yes", "on", "1", "y", "t", "enabled", "enable", "always", "active"),
+        "true",
+    ),
+    **dict.fromkeys(
+        ("false", "no", "off", "0", "n", "f", "none", "null", "disabled", "disable"),
+        "false",
+    ),
+    **dict.fromkeys(("never", "inactive"), "false"),
 }
 _PERCENT_TEXT = r"\s*([0-9]{1,2}(?:\.[0-9]+)?)\s*%\s*"
 # In the meaning of a key: 0 switches off what the key sets
@@ -595,6 +603,9 @@ def _explained(
         fits = SWITCHES.get(written.lower()) or did_you_mean(
             written.lower(), ("true", "false")
         )
+        # The word of the key itself: enforce_eager: eager
+        if fits is None and written.lower() in rules["name"].split("_"):
+            fits = "true"
         error = "switch"
         if fits is not None:
             error = "meant-switch"
@@ -660,6 +671,10 @@ def _no_placement(value: object) -> PydanticCustomError:
     elif isinstance(value, list) and value:
         merged = merged_blocks(value)
         fits = show(merged) if merged else None
+    elif isinstance(value, str):
+        # A preset by its name alone
+        preset = meant_word(value, PRESETS_OF_ALL)
+        fits = f"{{preset: {preset}}}" if preset else None
     return _error("wrong-type", "placement", fits)
 
 

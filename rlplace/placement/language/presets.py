@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from rlplace.config.keys import PRESETS_OF_ALL
 from rlplace.placement.language.faults import Fault
 from rlplace.placement.language.groups import NodeGroups
 from rlplace.placement.language.lines import Line
@@ -25,12 +26,7 @@ TOGETHER = {
     "actor_ref": ("actor", "reference"),
     "critic_reward": ("critic", "reward"),
 }
-PRESETS = (
-    "hybrid",
-    "colocate_all",
-    "disaggregated",
-    *(f"colocate_{pair}" for pair in TOGETHER),
-)
+PRESETS = (*PRESETS_OF_ALL, *(f"colocate_{pair}" for pair in TOGETHER))
 _PPO = ("actor", "env", "rollout")
 _LEARNERS = ("actor", "critic")
 Sets = list[tuple[str, ...]]  # each of components that share accelerators

@@ -210,6 +210,12 @@ def _function_and_url(case: PlacedTextJob) -> Iterator[Found]:
             yield at_key(f"{block}.url", reward.url, "function-and-url", block=block)
 
 
+def _reward_of_nothing(case: PlacedTextJob) -> Iterator[Found]:
+    """Yield a finding if the component "reward" is placed, and the config says nothing of its model or function."""
+    if "reward" in _written(case) and case.config.reward == RewardConfig():
+        yield at_key(f"{PLACEMENT}.reward", None, "reward-of-nothing")
+
+
 def _needless_accelerators(case: PlacedTextJob) -> Iterator[Found]:
     """Yield a finding for each reward without a model (a function or an endpoint) that is placed on accelerators."""
     placement = case.placement
@@ -242,6 +248,7 @@ RULES = (
     # rewards
     Rule(code="roles-contradict", facts=_unnamed_reward),
     Rule(code="unknown-component", facts=_unplaced_rewards),
+    Rule(code="roles-contradict", facts=_reward_of_nothing),
     Rule(code="roles-contradict", facts=_function_and_url),
     Rule(code="needs-no-accelerators", facts=_needless_accelerators),
 )

@@ -57,6 +57,9 @@ def meant_numbers(piece: str) -> str | None:
     )
     if half is not None and half[1] != "other":
         return f"part {1 if half[1] in ('first', 'lower') else 2}/2"
+    parts = {"half": "1/2", "a half": "1/2", "third": "1/3", "quarter": "1/4"}
+    if guess in parts:
+        return f"part {parts[guess]}"
     first = re.fullmatch(r"all ([1-9][0-9]{0,6})", guess)
     if first is not None:
         return show_range(range(int(first[1])))

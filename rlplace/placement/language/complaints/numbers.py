@@ -105,7 +105,12 @@ def _no_part(fault: Fault) -> Facts:
     if not parts or not fault.facts["count"]:
         meant = "all"
     elif number:
+        # The numbers the other way round, or the last part
         meant = f"part {parts}/{number}"
+        last = f"part {parts}/{parts}"
+        span = span_of(fault)
+        lines = [with_part(fault.text, span, each) for each in (meant, last)]
+        return {"line": one_of(lines) if parts > 1 else lines[0]}
     else:
         meant = f"part 1/{parts}"
     return {"line": with_part(fault.text, span_of(fault), meant)}
@@ -205,7 +210,9 @@ def _missing(fault: Fault) -> Facts:
     line = open_line(fault.text)
     is_alone = len(segments) == 1 and ":" not in fault.text.text
     if is_alone and numbers.stop == pool.count + 1:
-        line = _without_last(fault.text, numbers.start, pool.count) or line
+        line = _without_last(
+            fault.text, numbers.start, pool.count
+        ) or _counted_from_one(fault.text, numbers.start, pool.count)
     missing = range(max(numbers.start, pool.count), numbers.stop)
     words = named(pool.noun, missing, "does", "do")
     return {"missing": words, "line": line, "span": span}
@@ -224,6 +231,13 @@ def _without_last(text: Text, first: int, count: int) -> str | None:
     if first == 1 or (first and (count % len(up_to) or count % from_one == 0)):
         return None
     return line_of(text, show_range(up_to))
+
+
+def _counted_from_one(text: Text, first: int, count: int) -> str:
+    """Return the lines for both meanings of `first-count`: numbers that begin with 1, and a last number too many."""
+    shifted = line_of(text, show_range(range(first - 1, count)))
+    clipped = line_of(text, show_range(range(first, count)))
+    return one_of([shifted, clipped]) if 0 < first < count else open_line(text)
 
 
 def _numbers_span(fault: Fault) -> tuple[int, int]:

@@ -170,6 +170,9 @@ def _as_word(key: str, line: str, typed: str) -> str:
         path = f"{block}.{name}"
     # The fix is for another key in the block of the same component
     in_placement = block.rpartition(".")[0].endswith("component_placement")
+    # The whole line of the component
+    if in_placement and block.endswith(f".{name}"):
+        path = block
     if path != whole and "." not in path and in_placement:
         path = f"{block}.{name}"
     # Another argument, if the override sets no further ones

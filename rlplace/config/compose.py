@@ -1463,6 +1463,17 @@ def _not_an_override(word: str, words: Sequence[str]) -> ConfigError:
                 error="commas-without-quotes",
                 quoted=shlex.quote(quoted),
             )
+    # A sentence with braces or brackets in it
+    value = word.partition("=")[2]
+    whole = f'{key}="{value}"'
+    if re.match(r"[A-Za-z]", value) and '"' not in value and _parses(whole):
+        return config_error(
+            "bad-config",
+            changed,
+            word,
+            error="text-without-quotes",
+            quoted=shlex.quote(whole),
+        )
     return config_error("bad-config", changed, word, error="unread")
 
 

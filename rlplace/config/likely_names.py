@@ -102,7 +102,7 @@ _FORMS = {
     "update": "updates updating",
     "value": "values v",
     "wait": "waiting",
-    "warmup": "warm",
+    "warmup": "",
     "weight": "weights",
     "worker": "workers",
     "wrapper": "wrappers",
@@ -121,8 +121,6 @@ _JOINED = {
     ("off", "load"): "offload",
     ("roll", "out"): "rollout",
     ("log", "std"): "logstd",
-    ("grad", "norm"): "gradnorm",
-    ("gradient", "normalize"): "gradnorm",
 }
 # Words that say nothing about the meaning
 _FILLERS = {
@@ -142,8 +140,8 @@ _COUNTS = {"total", "max", "number"}
 # Of a name in another block than that of the unknown name
 _OTHER_BLOCK = 0.8
 # From here a name is one to ask about: more than half of the words
-_LEAST = 0.55
-_LIKE = 0.86  # likeness of a word and its misspelling
+_LEAST = 0.52
+_LIKE = 0.85  # likeness of a word and its misspelling
 _STEM = 6  # letters of a word that its forms share, such as listen and listens
 _SHORTEST = 4  # letters of a word that may be misspelt
 
@@ -202,6 +200,8 @@ def likely_names(name: str, above: str, known: Iterable[Known]) -> Sequence[Like
         likely = _compared(words, around, above, each)
         if likely is not None:
             found.append(likely)
+        elif _is_here(each, above) and name.lower() == _initials(each.name):
+            found.append(Likely(each, _LEAST, is_sure=False))
     found.sort(key=lambda likely: (not likely.is_sure, -likely.likeness))
     # Names of the same block come before those of others
     here = [likely for likely in found if _is_here(likely.known, above)]
@@ -211,6 +211,12 @@ def likely_names(name: str, above: str, known: Iterable[Known]) -> Sequence[Like
         best = sure[0].likeness
         return [likely for likely in sure if likely.likeness >= best - 0.01]
     return found
+
+
+def _initials(name: str) -> str:
+    """Return the first letters of the parts of a name, if there are several: wd of weight_decay; else an empty text."""
+    parts = [part for part in name.split("_") if part]
+    return "".join(part[0] for part in parts) if len(parts) > 1 else ""
 
 
 def is_said(name: str, meaning: str) -> bool:
@@ -233,7 +239,7 @@ def _compared(
         return None
     # Words of the block count where the name alone does not have them: checkpoint.load, load_checkpoint
     shared = words & theirs
-    if not any(word not in _MEASURES for word in shared):
+    if words != theirs and not any(word not in _MEASURES for word in shared):
         by_block = around & theirs
         if not (by_block and shared) or not theirs <= words | around | {"total"}:
             return None

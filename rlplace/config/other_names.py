@@ -346,7 +346,10 @@ NEEDLESS = {
     "tokenizer": "the tokenizer is read from the model's folder",
     "external_lib": "modules are imported only where a config names package.module:Name",
     "use_shm": "the model is read from its folder",
-    "optimizer_name": "the policies of simulators learn by Adam, with decoupled weight decay",
+    **dict.fromkeys(
+        ("optimizer_name", "optimizer_type", "optimizer_kind"),
+        "the policies of simulators learn by Adam, with decoupled weight decay",
+    ),
     "ortho_init": "the layers of a policy are initialised orthogonally",
     "logging_steps": "metrics of every iteration are written",
     "load_in_4bit": "weights of 4 and 8 bits are not trained",

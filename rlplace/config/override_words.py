@@ -48,6 +48,11 @@ def meant_by(
     numbers = re.fullmatch(r"\(([^()\[\]{}]*)\)", value)
     if numbers is not None and parses(f"{key}=[{numbers[1]}]"):
         return Meant("pair", {"name": key, "value": f"[{numbers[1].rstrip(',')}]"})
+    # Other signs between the items of a list: [64;64]
+    if re.fullmatch(r"\[[\w.+-]+(?:\s*[;|]\s*[\w.+-]+)+\]", value):
+        commas = re.sub(r"\s*[;|]\s*", ",", value)
+        if parses(f"{key}={commas}"):
+            return Meant("pair", {"name": key, "value": commas})
     # A word before a list of numbers: gpu[0-3], cuda:[0,1]
     named = re.fullmatch(
         r"(?:gpus?|cuda|npus?|devices?|list|tuple)[: ]?[(\[]+([0-9][0-9, -]*?),?[)\]]+",

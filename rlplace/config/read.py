@@ -636,7 +636,7 @@ def _report_value(wrong: _Wrong, found: Found) -> None:
     leaf = wrong.leaf
     context = wrong.details["ctx"]
     text = context["fix"] or _such_as(
-        wrong.block, wrong.job, wrong.details["loc"], context
+        wrong.block, wrong.job, wrong.details["loc"], context, value
     )
     fits = text and f"{leaf}: {text}"
     if text and wrong.is_item:
@@ -729,12 +729,16 @@ def _off_by_word(wrong: _Wrong) -> str | None:
 
 
 def _such_as(
-    block: type, job: JobName, path: Sequence[int | str], wrong: Mapping[str, Any]
+    block: type,
+    job: JobName,
+    path: Sequence[int | str],
+    wrong: Mapping[str, Any],
+    value: object,
 ) -> str | None:
     """Return a text about the valid values of a key, such as `<a whole number, such as 8>`; None for an unknown key.
 
     `block`: dataclass of the block with the key. `path`: path of the key. `wrong`: context of the pydantic error about
-    the wrong value.
+    the wrong value. `value`: the wrong value.
     """
     name = str(
         next(
@@ -758,10 +762,12 @@ def _such_as(
     elif what == wrong["what"]:
         what = "a value"
     field, _ = fields[name]
-    # The meaning of the key shows a block
-    shown = re.search(r"such as (\w+: \w+)", f"{why} {field.metadata.get('doc', '')}")
-    if what == "a block of keys" and shown is not None:
-        return f"{{{shown[1]}}}"
+    # The meaning of the key shows a block that has the value: lend: actor
+    meaning = f"{why} {field.metadata.get('doc')}"
+    shown = re.search(r"such as ([a-z_]+): ([a-z_]+)", meaning)
+    in_block = shown.groups() if shown is not None else ()
+    if what == "a block of keys" and in_block and value in (True, *in_block):
+        return f"{{{in_block[0]}: {in_block[1]}}}"
     usual = "16GiB" if field.metadata.get("unit") == "bytes" else default_of(field, job)
     plain = (
         isinstance(usual, (int, float, str))

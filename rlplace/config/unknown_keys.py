@@ -106,7 +106,9 @@ _GENERIC = ("enable", "enabled", "use", "every", "epochs", "mode", "count", "wei
 # Components whose keys are not meant in the block of another component
 _SIDE = {"critic", "reference", "teacher", "reward", "agent"}
 # Blocks whose keys are not meant elsewhere
-_OF_MACHINES = re.compile(r"cluster\.(elastic|ray|comm|changes|nodes|node_groups)\.")
+_OF_MACHINES = re.compile(
+    r"(?:cluster\.(?:elastic|ray|comm|changes|nodes|node_groups)|serve)\."
+)
 # Keys that are offered to choose from, at most
 _MOST_OFFERED = 4
 # Components with a trained model, and all with a model of the same kind
@@ -215,9 +217,11 @@ class UnknownKey:
             (item, *_) = typing.get_args(hint)
             if dataclasses.is_dataclass(item):
                 return [{"name": value}]
-            # PEFT's word for all layers is told where the list is read
+            # PEFT's word for all layers: without names, all are meant
             is_all = re.fullmatch("all([-_ ]linear)?", value.lower()) is not None
-            if item is str and "," not in value and not is_all:
+            if item is str and is_all:
+                return []
+            if item is str and "," not in value:
                 return [value]
         return value
 
@@ -631,9 +635,13 @@ def _needless(unknown: UnknownKey) -> _Reading | None:
     if isinstance(unknown.value, Mapping) and {*unknown.value} <= {*NEEDLESS}:
         reasons = [NEEDLESS[name] for name in unknown.value]
         return _Reading("needless", {"reason": reasons[0]}) if reasons else None
-    if unknown.name not in NEEDLESS or key_of(unknown.above, unknown.name):
+    name = unknown.name
+    # In a block: optimizer.name
+    if name in ("name", "type", "kind"):
+        name = f"{unknown.above.rpartition('.')[2]}_{name}"
+    if name not in NEEDLESS or unknown.meant()[0] is not None:
         return None
-    return _Reading("needless", {"reason": NEEDLESS[unknown.name]})
+    return _Reading("needless", {"reason": NEEDLESS[name]})
 
 
 def _absent(unknown: UnknownKey) -> _Reading | None:
@@ -1202,6 +1210,12 @@ def _in_our_blocks(name: str, places: Sequence[str]) -> str:
 
 def option_of_block(name: str, value: str) -> str | None:
     """Return the override that is meant by an option whose name is that of a block: `--model <path>`; else None."""
+    # Numbers of GPUs: the first ones, or those that a variable makes visible
+    ids = value.split(",")
+    if name in ("gpus", "gpu", "devices") and len(ids) > 1:
+        if ids == [str(number) for number in range(len(ids))]:
+            return f"cluster.accelerators_per_node={len(ids)}"
+        return None
     if name in _OPTIONS and value:
         return f"{_OPTIONS[name]}={value}"
     if name == "resume" and not value:

@@ -749,6 +749,10 @@ def _no_number(
     if highest == 1 and isinstance(value, int | float) and least <= value < 100:
         share = show(value / 100)
         return _error("out-of-bounds", "bounds", share, rule=rule, about=about)
+    # A rate or a weight with a sign too many
+    is_slip = of is float and isinstance(value, float) and value != -1
+    if is_slip and -value <= rules.get("maximum", -value) and value < 0:
+        return _error("out-of-bounds", "bounds", show(-value), rule=rule, about=about)
     error = "usual"
     shown = rules["usual"]
     if passed in ("minimum", "maximum"):

@@ -67,6 +67,7 @@ def meant_numbers(piece: str) -> str | None:
     # Without brackets and names of devices, with plain hyphens and commas.
     inside = _BRACKETS.fullmatch(guess)
     guess = inside[inside.lastindex or 0] if inside else guess
+    guess = re.sub(r"\s+and\s+|\s*[&+]\s*", ",", guess)
     guess = _OTHER_RANGES.sub("-", _DEVICE_NAMES.sub("", guess))
     # Behind the name of a device, as Slurm writes them: gpu[0-3]
     inside = _BRACKETS.fullmatch(guess)

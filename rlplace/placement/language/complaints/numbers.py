@@ -174,6 +174,17 @@ def _unreadable(fault: Fault) -> Facts:
         what = repr(piece)
     line = without_gaps(fault.text)
     meant = meant_numbers(piece)
+    from_end = re.fullmatch(r"\s*-([1-9][0-9]{0,5})\s*", piece)
+    count = fault.facts["pool"].count
+    if from_end is not None and int(from_end[1]) <= count:
+        # As in Python: the last one
+        meant = str(count - int(from_end[1]))
+    chain = re.fullmatch(r"\s*([0-9]+)-([0-9]+)-([0-9]+)\s*", piece)
+    if chain is not None and int(chain[1]) < int(chain[2]) < int(chain[3]) < count:
+        first, middle, last = chain.groups()
+        texts = [f"{first}-{middle},{last}", f"{first}-{last}"]
+        lines = [with_part(fault.text, span, text) for text in texts]
+        return {"piece": what, "line": one_of(lines)}
     machines = of_machines(fault.text.text, fault.facts["pool"])
     if machines:
         line = line_of(fault.text, machines)

@@ -19,7 +19,12 @@ from rlplace.jobs.language_model.counts import explain_counts
 from rlplace.jobs.language_model.evaluate import evaluate
 from rlplace.jobs.language_model.export import export
 from rlplace.jobs.language_model.folders import with_folder
-from rlplace.jobs.language_model.memory import read_again, with_share
+from rlplace.jobs.language_model.memory import (
+    read_again,
+    slices_heads,
+    text_case,
+    with_share,
+)
 from rlplace.jobs.language_model.rules.machine import launch_problems
 from rlplace.jobs.language_model.rules.own_engine import own_engine_problems
 from rlplace.jobs.language_model.rules.planned import plan_problems
@@ -92,7 +97,16 @@ class LanguageModelJob(TrainedJob):
         build: bool = False,
         known: Any = None,
     ) -> MemoryCase:
-        return plan.memory_of(config, plan_, measured)
+        """Return all inputs of the memory proof. Raises ConfigError for models that cannot be read."""
+
+        def replan(
+            other: LanguageModelJobConfig, topology: Topology
+        ) -> MemoryCase | None:
+            planned = self.plan(other, topology, {})
+            case = self.memory(other, planned, measured)
+            return case if slices_heads(other, planned) else None
+
+        return text_case(plan_, config, replan, measured)
 
     def counts(self, config: LanguageModelJobConfig, plan_: Plan) -> tuple[Count, ...]:
         return explain_counts(config, plan_.placement)

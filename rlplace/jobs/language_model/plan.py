@@ -10,7 +10,6 @@ from rlplace.checks.rule import broken
 from rlplace.config.blocks.language_model import LanguageModelJobConfig, RewardConfig
 from rlplace.errors import Problem, Source
 from rlplace.jobs.language_model.channels import plan_channels, scorers_of
-from rlplace.jobs.language_model.memory import slices_heads, text_case
 from rlplace.jobs.language_model.rules import placed as rules_of_placed
 from rlplace.jobs.language_model.rules.case import PlacedTextJob
 from rlplace.placement.flow import (
@@ -23,7 +22,6 @@ from rlplace.placement.flow import (
 from rlplace.placement.language.hybrid import HybridComponentPlacement
 from rlplace.placement.language.spec import role_of
 from rlplace.placement.machines.topology import Topology
-from rlplace.placement.memory.ledger import Measurements, MemoryCase
 from rlplace.placement.plan import Placed, Plan, Rules, plan_components, weight_routes
 from rlplace.placement.schedule import Needs, placed_names, text_needs
 from rlplace.workers.arguments import SCORERS
@@ -102,23 +100,6 @@ def deliveries_of(
     # An engine of a class of one's own gets all weights in one call
     rollout = config.rollout
     return deliver(placement, cut=rollout.engine == "vllm", whole=rollout.own)
-
-
-def memory_of(
-    config: LanguageModelJobConfig, plan: Plan, measured: Measurements | None
-) -> MemoryCase:
-    """Return all inputs of the memory proof of a planned job. Raises ConfigError for models that cannot be read.
-
-    `measured`: component -> residency -> bytes per accelerator, as an earlier run measured them; None: nothing was
-    measured.
-    """
-
-    def replan(other: LanguageModelJobConfig, topology: Topology) -> MemoryCase | None:
-        planned = plan_of(other, topology, {})
-        case = memory_of(other, planned, measured)
-        return case if slices_heads(other, planned) else None
-
-    return text_case(plan, config, replan, measured)
 
 
 def _leaves(config: LanguageModelJobConfig, component: str) -> bool:

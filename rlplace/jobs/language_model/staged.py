@@ -16,13 +16,11 @@ from rlplace.config.blocks.language_model import LanguageModelJobConfig
 from rlplace.contract.stages import needs_of_stages
 from rlplace.errors import PlacementError, Problem, Source
 from rlplace.jobs.language_model.job import LanguageModelJob
-from rlplace.jobs.language_model.memory import text_case
 from rlplace.jobs.language_model.rules.case import PlacedTextJob
 from rlplace.placement.channels import ChannelPlan
 from rlplace.placement.flow import Delivery
 from rlplace.placement.language.hybrid import HybridComponentPlacement
 from rlplace.placement.machines.topology import Topology
-from rlplace.placement.memory.ledger import Measurements, MemoryCase
 from rlplace.placement.plan import Placed, Plan, Rules, plan_components
 from rlplace.placement.schedule import Needs
 from rlplace.workers.worker import Worker
@@ -83,21 +81,6 @@ class StagedTextJob(LanguageModelJob, abc.ABC):
             channels=tuple(self.planned_channels(config, plan.placement)),
             deliveries=self.planned_deliveries(config, plan.placement),
         )
-
-    def memory(
-        self,
-        config: LanguageModelJobConfig,
-        plan_: Plan,
-        measured: Measurements | None = None,
-        *,
-        build: bool = False,
-        known: object = None,
-    ) -> MemoryCase:
-        def replan(other: LanguageModelJobConfig, topology: Topology) -> MemoryCase:
-            planned = self.plan(other, topology, {})
-            return self.memory(other, planned, measured)
-
-        return text_case(plan_, config, replan, measured)
 
     def performance_model(self) -> None:
         return None

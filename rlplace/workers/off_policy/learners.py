@@ -94,6 +94,8 @@ class Learner(abc.ABC):
             module.load_state_dict(state["modules"][name])
         for name, optimizer in self.optimizers.items():
             optimizer.load_state_dict(state["optimizers"][name])
+        # Of an iteration that was broken off
+        self.take_metrics()
 
     def take_metrics(self) -> dict[str, float]:
         """Return the mean of each metric since the last call."""
@@ -152,17 +154,12 @@ class ActorCritic(Learner):
     _delay = 1
 
     def __init__(
-        self,
-        spaces: Spaces,
-        blocks: OffPolicyBlocks,
-        seed: int,
-        device: str,
-        average: Average,
+        self, spaces: Spaces, blocks: OffPolicyBlocks, seed: int, *rest: Any
     ) -> None:
-        super().__init__(spaces, blocks, seed, device, average)
+        super().__init__(spaces, blocks, seed, *rest)
         config = self._config
         name = blocks.algorithm.name
-        self._critics = new_critics(spaces, name, config, seed).to(device)
+        self._critics = new_critics(spaces, name, config, seed).to(self._device)
         self.modules["critics"] = self._critics
         self._adam("policy", self.policy.parameters(), config.lr)
         self._adam("critics", self._critics.parameters(), config.critic_lr or config.lr)

@@ -112,6 +112,19 @@ def test_a_loaded_learner_goes_on_with_the_same_numbers(name: str) -> None:
         assert torch.equal(tensor, found[place]), place
 
 
+def test_metrics_of_an_iteration_that_was_broken_off_are_not_counted_again() -> None:
+    made, _ = learner("iql")
+    random = torch.Generator().manual_seed(1)
+    state = copy.deepcopy(made.state())
+    given = batch("iql", random)
+    made.update(given, random)
+    once = made.take_metrics()
+    made.update(given, random)
+    made.load(state)
+    made.update(given, random)
+    assert made.take_metrics() == once
+
+
 def tensors(value: Any, place: str = "") -> dict[str, Tensor]:
     """Return the tensors in a state of nested mappings and lists, by their places."""
     if isinstance(value, Tensor):

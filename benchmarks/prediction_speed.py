@@ -1,11 +1,14 @@
 """How many different plans a core predicts in a second, for a batch of 8,192 samples on 64 H100.
 
-    python benchmarks/prediction_speed.py [--accelerators 64] [--plans 40] [--against ../other/checkout] [--rounds 3]
+    python benchmarks/prediction_speed.py [--accelerators 64] [--plans 40] [--jobs grpo,reference,ppo,ahead]
+    python benchmarks/prediction_speed.py --against ../other/checkout --rounds 7
 
-The job is GRPO of an 8B under published rates, with 512 prompts and 16 samples of each. The plans differ in the sizes
-of actor and rollout, and in whether both share accelerators. One search predicts them all, so what several plans have
-in common is computed once. Seconds are processor seconds, without those of making the plans. With `--against`, the code
-of another checkout predicts the same plans, in turns with this one and each time in a new process; printed are the
+The jobs train an 8B under published rates, with 512 prompts and 16 samples of each: GRPO, GRPO with a reference, PPO
+with a critic and a reference, and GRPO with generation one version ahead. Scorers and critic are on the actor's
+accelerators. The plans differ in the sizes of actor and rollout, and in whether both share accelerators (collocated:
+all of them; hybrid: those of the smaller one; disaggregated: none). One search predicts them all, so what several plans
+have in common is computed once. Seconds are processor seconds, without those of making the plans. With `--against`, the
+code of another checkout predicts the same plans, in turns with this one and each time in a new process; printed are the
 ratio, and the largest difference of the predicted seconds.
 """
 
@@ -20,7 +23,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import Any, NamedTuple
 
 from rlplace.config import compose
 from rlplace.contract.planning import make_plan, memory_case
@@ -32,29 +35,86 @@ from rlplace.foresight.space import Layout, Space
 from rlplace.runtime.prepare import prepare_composed
 
 _ONCE = "--once"
+_COUNTS = (1, 2, 4, 8, 16, 24, 32, 40, 48, 56, 64, 128, 256, 512)
+_PLACE = "cluster.component_placement."
+_REFERENCE = (
+    "algorithm.kl_coef=0.001",
+    _PLACE + "reference={same_as: actor}",
+    "reference.enable_offload=true",
+)
+JOBS = {
+    "grpo": (),
+    "reference": _REFERENCE,
+    "ppo": (
+        *_REFERENCE,
+        "algorithm.name=ppo",
+        "algorithm.gae_lambda=1.0",
+        _PLACE + "critic={same_as: actor}",
+        "critic.weights=bf16",
+        "critic.compute=bf16",
+        "critic.checkpointing=true",
+        "critic.token_budget=16384",
+        "critic.optimizer.kind=adamw_master",
+        "critic.enable_offload=true",
+    ),
+    "ahead": (
+        "algorithm.max_staleness=1",
+        _PLACE + "actor=0-7",
+        _PLACE + "rollout=8-15",
+    ),
+}
 
 
-def layouts(space: Space, accelerators: int) -> Iterator[Layout]:
-    """Yield layouts of many sizes: rollout beside the actor where there is room, else on the actor's accelerators."""
-    sizes = [n for n in (1, 2, 4, 8, 16, 24, 32, 40, 48, 56, 64, 128, 256, 512) if n]
+class Round(NamedTuple):
+    """Plans that were predicted one after the other. Each field has a value for each plan.
+
+    `mode`: collocated, hybrid or disaggregated. `predicted`: predicted seconds of an iteration. `took`: processor
+    seconds of the prediction.
+    """
+
+    mode: list[str]
+    predicted: list[float]
+    took: list[float]
+
+    @property
+    def rate(self) -> float:
+        """Predictions in a processor second."""
+        return len(self.took) / sum(self.took)
+
+
+def layouts(space: Space, accelerators: int) -> Iterator[tuple[str, Layout]]:
+    """Yield (mode, layout) pairs of many sizes.
+
+    Rollout is beside the actor where there is room, else on the actor's accelerators.
+    """
     now = space.current()
-    for actor in reversed(sizes):
-        for rollout in reversed(sizes):
+    for actor in reversed(_COUNTS):
+        for rollout in reversed(_COUNTS):
             if max(actor, rollout) > accelerators or actor < 8:
                 continue
             start = actor if actor + rollout <= accelerators else 0
             if start == 0 and actor != rollout != accelerators:
                 continue
-            own = {"actor": Size(actor, actor), "rollout": Size(rollout, rollout)}
-            yield Layout(
-                mode=now.mode,
-                sizes={**now.sizes, **own},
-                starts={**now.starts, "actor": 0, "rollout": start},
+            mode = "disaggregated"
+            if start == 0:
+                mode = "collocated" if actor == rollout else "hybrid"
+            # Components beside the actor use its accelerators
+            sizes = {c: Size(actor, actor) for c in space.free}
+            starts = dict.fromkeys(space.free, 0)
+            sizes["rollout"] = Size(rollout, rollout)
+            starts["rollout"] = start
+            yield (
+                mode,
+                Layout(
+                    mode=now.mode,
+                    sizes={**now.sizes, **sizes},
+                    starts={**now.starts, **starts},
+                ),
             )
 
 
-def once(accelerators: int, plans: int) -> dict[str, Any]:
-    """Predict up to `plans` plans. Return their seconds, and the processor seconds that each prediction took."""
+def once(job: str, accelerators: int, plans: int) -> Round:
+    """Predict up to `plans` plans of a job with one search."""
     nodes = max(1, accelerators // 8)
     (composed,) = compose.with_hydra(
         [
@@ -63,17 +123,17 @@ def once(accelerators: int, plans: int) -> dict[str, Any]:
             f"algorithm.prompts={max(512, 2 * accelerators)}",
             f"cluster.num_nodes={nodes}",
             f"cluster.nodes.0.count={nodes}",
+            *JOBS[job],
         ]
     )
-    job = prepare_composed(composed)
-    space = Space(job.config, job.plan)
-    profile = find_profile(job.config, job.plan, job.case)
+    prepared = prepare_composed(composed)
+    space = Space(prepared.config, prepared.plan)
+    profile = find_profile(prepared.config, prepared.plan, prepared.case)
     assert profile is not None
     search = Search(space, profile)
-    predicted: list[float] = []
-    took: list[float] = []
-    for layout in layouts(space, accelerators):
-        if len(predicted) == plans:
+    found = Round([], [], [])
+    for mode, layout in layouts(space, accelerators):
+        if len(found.predicted) == plans:
             break
         config = space.config_of(layout)
         try:
@@ -82,26 +142,43 @@ def once(accelerators: int, plans: int) -> dict[str, Any]:
             continue
         case = memory_case(plan, config)
         began = time.process_time()
-        found = search.predict(config, plan, case, layout)
-        took.append(time.process_time() - began)
-        predicted.append(found.seconds)
-    return {"predicted": predicted, "took": took}
+        prediction = search.predict(config, plan, case, layout)
+        found.took.append(time.process_time() - began)
+        found.predicted.append(prediction.seconds)
+        found.mode.append(mode)
+    return found
 
 
-def apart(folder: Path, accelerators: int, plans: int) -> dict[str, Any]:
+def apart(folder: Path, job: str, accelerators: int, plans: int) -> Round:
     """Return the result of `once` with the code in `folder`, from a new process."""
-    command = [sys.executable, __file__, _ONCE]
+    command = [sys.executable, __file__, _ONCE, "--jobs", job]
     command += ["--accelerators", str(accelerators), "--plans", str(plans)]
     there = {**os.environ, "PYTHONPATH": str(folder)}
     done = subprocess.run(
         command, env=there, cwd=folder, capture_output=True, text=True, check=True
     )
     found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    return found
+    return Round(**found)
 
 
-def rate(found: dict[str, Any]) -> float:
-    return len(found["took"]) / sum(found["took"])
+def rates(found: Round) -> str:
+    """Return a text with the predictions in a second, of all plans and of those of each mode."""
+    line = f"{len(found.took)} plans, {found.rate:.1f} predictions a second"
+    each = []
+    for mode in dict.fromkeys(found.mode):
+        took = [s for m, s in zip(found.mode, found.took, strict=True) if m == mode]
+        each.append(f"{mode} {len(took) / sum(took):.1f}")
+    line += f" ({', '.join(each)}; the first took {found.took[0]:.3f} s"
+    return line + f", the median {median(found.took):.3f} s)"
+
+
+def compared(found: Round, other: Round) -> str:
+    """Return a text that compares a round with one of another checkout."""
+    pairs = zip(found.predicted, other.predicted, strict=True)
+    differ = max(abs(a / b - 1) for a, b in pairs)
+    ratio = found.rate / other.rate
+    line = f"there {other.rate:.1f}, here {ratio:.1f} times as many"
+    return f"{line}; predicted seconds differ by at most {differ:.1e}"
 
 
 def main() -> None:
@@ -111,32 +188,33 @@ def main() -> None:
     parser.add_argument("--accelerators", type=int, default=64)
     parser.add_argument("--plans", type=int, default=40)
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--jobs", default=",".join(JOBS))
     parser.add_argument("--against", type=Path, help="folder of another checkout")
     parser.add_argument(_ONCE, action="store_true", help="print one round as JSON")
     options = parser.parse_args()
+    jobs = options.jobs.split(",")
     if options.once:
-        print(json.dumps(once(options.accelerators, options.plans)))
+        found = once(jobs[0], options.accelerators, options.plans)
+        print(json.dumps(found._asdict()))
         return
     here = Path(__file__).resolve().parents[1]
-    ratios: list[float] = []
-    for _ in range(options.rounds):
-        found = apart(here, options.accelerators, options.plans)
-        first_s = found["took"][0]
-        rest_s = median(found["took"][1:])
-        line = f"{len(found['took'])} plans, {rate(found):.1f} predictions a second"
-        line += f" (the first {first_s:.3f} s, others {rest_s:.3f} s)"
-        if options.against:
-            other = apart(
-                options.against.resolve(), options.accelerators, options.plans
-            )
-            ratios.append(rate(found) / rate(other))
-            pairs = zip(found["predicted"], other["predicted"], strict=True)
-            differ = max(abs(a / b - 1) for a, b in pairs)
-            line += f"; there {rate(other):.1f}, here {ratios[-1]:.1f} times as many"
-            line += f"; predicted seconds differ by at most {differ:.1e}"
+    for job in jobs:
+        rounds: list[float] = []
+        ratios: list[float] = []
+        for _ in range(options.rounds):
+            found = apart(here, job, options.accelerators, options.plans)
+            rounds.append(found.rate)
+            line = f"{job:<10} {rates(found)}"
+            if options.against:
+                folder = options.against.resolve()
+                other = apart(folder, job, options.accelerators, options.plans)
+                ratios.append(found.rate / other.rate)
+                line += f"; {compared(found, other)}"
+            print(line, flush=True)
+        line = f"{job:<10} median {median(rounds):.1f} predictions a second"
+        if ratios:
+            line += f", {median(ratios):.1f} times as many as there"
         print(line, flush=True)
-    if ratios:
-        print(f"median ratio {median(ratios):.1f}")
 
 
 if __name__ == "__main__":

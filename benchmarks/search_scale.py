@@ -1,9 +1,10 @@
 """How fast and how near a search gets on clusters of 8, 64 and 1,024 accelerators.
 
-    python benchmarks/search_scale.py [--seconds 60] [--accelerators 8,64,1024] [--jobs simulators,text,batch]
+    python benchmarks/search_scale.py [--seconds 60] [--accelerators 8,64,1024] [--jobs batch,ahead,scored]
 
 Simulators have three components, language models (text) five that use accelerators, under a made-up profile. `batch` is
-GRPO of an 8B on H100 under published rates, with 8,192 samples, and 32,768 on 1,024 accelerators. Seconds are of one
+GRPO of an 8B on H100 under published rates, with 8,192 samples, and 32,768 on 1,024 accelerators. `ahead` generates it
+one version ahead of learning. `scored` is PPO with the same samples, with a critic and a reference. Seconds are of one
 processor. Those of all predictions are told beside those of the whole search; a search that is out of time ends with
 the prediction that it is at.
 """
@@ -67,6 +68,36 @@ _METHODS = (
 )
 
 
+# PPO with a critic and a reference on the actor's accelerators
+SCORERS = (
+    "algorithm.name=ppo",
+    "algorithm.gae_lambda=1.0",
+    "algorithm.kl_coef=0.001",
+    _PLACE + "critic={same_as: actor}",
+    _PLACE + "reference={same_as: actor}",
+    "critic.weights=bf16",
+    "critic.compute=bf16",
+    "critic.checkpointing=true",
+    "critic.token_budget=16384",
+    "critic.optimizer.kind=adamw_master",
+    "critic.enable_offload=true",
+    "reference.enable_offload=true",
+)
+
+
+def batch_words(accelerators: int) -> tuple[str, ...]:
+    """Return the command line of GRPO of an 8B under published rates, with 16 samples of 512 prompts or more."""
+    nodes = max(1, accelerators // 8)
+    return (
+        "grpo_qwen3_8b",
+        "profile=published",
+        "algorithm.samples_per_prompt=16",
+        f"algorithm.prompts={max(512, 2 * accelerators)}",
+        f"cluster.num_nodes={nodes}",
+        f"cluster.nodes.0.count={nodes}",
+    )
+
+
 def made_up(components: Sequence[str]) -> Profile:
     """Return a profile of hosts with 64 processors."""
     names = [f"{c}.{method}" for c in components for method in _METHODS]
@@ -124,7 +155,7 @@ def main() -> None:
     )
     parser.add_argument("--seconds", type=float, default=60.0, help="of each search")
     parser.add_argument("--accelerators", default="8,64,1024")
-    parser.add_argument("--jobs", default="simulators,text,batch")
+    parser.add_argument("--jobs", default="simulators,text,batch,ahead,scored")
     options = parser.parse_args()
     row = "{:<12} {:>12} {:>9} {:>12} {:>9} {:>9} {:>9} {:>8}"
     print(
@@ -158,14 +189,14 @@ def main() -> None:
                 _PLACE + "env=cpu",
                 *nodes,
             ),
-            "batch": (
-                "grpo_qwen3_8b",
-                "profile=published",
-                "algorithm.samples_per_prompt=16",
-                f"algorithm.prompts={max(512, 2 * count)}",
-                f"cluster.num_nodes={max(1, count // 8)}",
-                f"cluster.nodes.0.count={max(1, count // 8)}",
+            "batch": batch_words(count),
+            "ahead": (
+                *batch_words(count),
+                "algorithm.max_staleness=1",
+                f"{_PLACE}actor=0-{count // 2 - 1}",
+                f"{_PLACE}rollout={count // 2}-{count - 1}",
             ),
+            "scored": (*batch_words(count), *SCORERS),
         }
         for name in options.jobs.split(","):
             words = cases[name]

@@ -6,6 +6,7 @@ Each bound is a sum of the laps that the ranks spend in a prediction at least: s
 from __future__ import annotations
 
 import abc
+import functools
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -142,6 +143,8 @@ class Stages(abc.ABC):
             size.ranks, 0, work[0].seconds, work[0].cpu_s * size.ranks, work[0].cpu_s
         )
 
+    # Micro-batches are nearly full, so many have the same size.
+    @functools.lru_cache(maxsize=1 << 16)  # noqa: B019  it lives as long as a search
     def _of(self, name: str, size: float = 0.0) -> Cost:
         """Return the lower of the cold and the warm cost of a lap of `size` units of work.
 

@@ -151,6 +151,7 @@ DOORS = {  # library -> the only modules (or rooms) that may import it
         "workers.engines.vllm",
         "workers.engines.vllm_loading",
         "workers.engines.vllm_memory",
+        "workers.engines.vllm_modules",
         "workers.engines.vllm_versions",
     },
     "wandb": {"report.trackers"},

@@ -246,6 +246,13 @@ class Job:
         """
         return ()
 
+    def large_modules(self, config: Any, plan: Plan) -> Sequence[str]:
+        """Return the names of modules that import large libraries for the workers.
+
+        A process on each node imports them once, if this starts no threads, and the workers are forks of it.
+        """
+        return ()
+
     def facts(self, config: Any, plan: Plan) -> JobFacts:
         """Return the number of ranks of each component, and the weight syncs. Every worker gets this information."""
         return facts_of(

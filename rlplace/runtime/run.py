@@ -868,6 +868,7 @@ def _cluster(plans: Sequence[PlanFrom], folder: Path, lease: Lease | None) -> Cl
             if lease is None
             else AccountOfRuns(folder=lease.account, run=lease.run)
         ),
+        tried=job.job.large_modules(job.config, job.plan),
     )
 
 

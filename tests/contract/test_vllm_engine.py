@@ -409,6 +409,20 @@ def test_it_leaves_the_process_as_it_found_it_and_without_a_seed_no_two_draw_ali
     assert drawn[0] != drawn[1]
 
 
+def test_it_draws_no_weights_that_the_first_sync_replaces(
+    build: Build, weights: Mapping[str, Tensor], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from vllm.model_executor.model_loader import dummy_loader
+
+    def drawn(tensor: Tensor) -> None:
+        raise AssertionError("weights were drawn")
+
+    monkeypatch.setattr(dummy_loader, "initialize_single_dummy_weight", drawn)
+    engine = build(Ledger())
+    engine.move(FULL)
+    engine.load(weights, 1)
+
+
 @pytest.mark.parametrize(
     "bad",
     [

@@ -58,6 +58,8 @@ if TYPE_CHECKING:
     )
     from rlplace.workers.worker import Worker
 
+# Imports all of vLLM that an engine needs
+_VLLM_MODULES = "rlplace.workers.engines.vllm_modules"
 # Roles without state in checkpoints, so lost ranks can be replaced
 _REPLACED = ("env", "rollout", *FROZEN)
 # Last parts of metrics whose notes are shown on the screen
@@ -201,6 +203,16 @@ class LanguageModelJob(TrainedJob):
             if component.startswith("reward")
         ]
         return [block.api_key_env for block in rewards if block.api_key_env]
+
+    def large_modules(
+        self, config: LanguageModelJobConfig, plan_: Plan
+    ) -> Sequence[str]:
+        generates = any(role_of(component) == "rollout" for component in config.placed)
+        kinds = {node.kind for node in plan_.topology.nodes}
+        # Forks of a process with vLLM were not tried on GPUs
+        if generates and config.rollout.engine == "vllm" and kinds == {"emulated"}:
+            return [_VLLM_MODULES]
+        return ()
 
     def work(self, config: LanguageModelJobConfig, needs: Needs) -> Work:
         return iteration.work(needs)

@@ -53,6 +53,7 @@ from rlplace.workers.engines.vllm_loading import (
 from rlplace.workers.engines.vllm_memory import CpuMemory, cuda_memory
 from rlplace.workers.engines.vllm_versions import (
     adapter_request,
+    load_nothing,
     put_adapter,
     reload,
     seeded_draws,
@@ -74,21 +75,6 @@ if TYPE_CHECKING:
     from rlplace.comm.weights.device_sync import LoadedParts
     from rlplace.workers.launch.devices import Device
 
-# vLLM reads these when it is imported or builds an engine. The engine must be in this process, which steps it.
-_FORCED = {
-    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
-    "VLLM_NO_USAGE_STATS": "1",
-    "HF_HUB_OFFLINE": "1",
-}
-# vLLM's warnings are about settings that are intended here, so only errors are logged. A rank does not own the cores
-# that vLLM would bind it to. A tensor-parallel engine spawns its workers, because a fork would copy torch's threads.
-_UNLESS_SET = {
-    "VLLM_LOGGING_LEVEL": "ERROR",
-    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
-    # FlashInfer does not draw answers with log-probabilities, and vLLM with this sampler needs it installed
-    "VLLM_USE_FLASHINFER_SAMPLER": "0",
-    "VLLM_WORKER_MULTIPROC_METHOD": "spawn",
-}
 _CPU_BLOCK = 32  # tokens; with vLLM's 128, samples of a group would share no prompt that is shorter
 # Share of a GPU that vLLM needs free at the start, even for a cache of a fixed size
 _UNUSED_SHARE = 0.01
@@ -477,13 +463,17 @@ def _build(
     the GPUs with the next numbers.
     """
     on_cpu = device.type == "cpu"
-    os.environ.update(_FORCED)
     rollout = settings.rollout
     # On a GPU, attention would round fp32 numbers to 10 bits of mantissa
     exact = {}
     if rollout.dtype == "fp32" and not on_cpu:
         exact = {"TRITON_F32_DEFAULT": "ieee"}
-    for name, value in {**_UNLESS_SET, **vllm_variables(), **exact}.items():
+    for name, value in {**vllm_variables(), **exact}.items():
+        os.environ.setdefault(name, value)
+    with _quiet():
+        from rlplace.workers.engines import vllm_modules
+    os.environ.update(vllm_modules.FORCED)
+    for name, value in {**vllm_modules.UNLESS_SET, **vllm_modules.SET_BY_VLLM}.items():
         os.environ.setdefault(name, value)
     others: dict[str, Any] = {
         **_memory_arguments(settings, expected, on_cpu),
@@ -508,6 +498,7 @@ def _build(
         from vllm.v1.engine.llm_engine import LLMEngine
 
         if on_cpu:
+            load_nothing()
             others = {**seeded_draws(), **others}
         return LLMEngine.from_engine_args(
             EngineArgs(

@@ -27,6 +27,8 @@ from torch import Tensor
 
 # Number of the only LoRA adapter of an engine
 ADAPTER_ID = 1
+# Name of the class of vLLM's loaders that load no weights
+_NOTHING = "NothingLoader"
 
 
 def releases_its_cache(engine: Any) -> bool:
@@ -71,6 +73,28 @@ def seeded_draws() -> dict[str, bool]:
     if forgets:
         return {"use_fp64_gumbel": True}
     return {}
+
+
+def load_nothing() -> None:
+    """Make vLLM's load format `dummy` leave the weights as they are allocated, in engines of this process.
+
+    vLLM would draw a random number for each weight. That takes a second for 200 million weights on a CPU, and the first
+    sync replaces them. Quantised weights are still drawn, because vLLM packs them while it draws.
+    """
+    from vllm.config.load import LoadConfig
+    from vllm.model_executor.model_loader import get_model_loader, register_model_loader
+
+    drawing = type(get_model_loader(LoadConfig(load_format="dummy")))
+    if drawing.__name__ == _NOTHING:
+        return
+
+    def load_weights(self: Any, model: torch.nn.Module, model_config: Any) -> None:
+        if model_config.quantization is not None:
+            drawing.load_weights(self, model, model_config)
+
+    register_model_loader("dummy")(
+        type(_NOTHING, (drawing,), {"load_weights": load_weights})
+    )
 
 
 # ── in the engine's workers ──────────────────────────────────────────────────────────────────────────────────────────

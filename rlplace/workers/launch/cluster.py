@@ -103,6 +103,7 @@ class Cluster:
         output: Path | str | None = None,
         variables: Mapping[str, str] | None = None,
         account: AccountOfRuns | None = None,
+        tried: Sequence[str] = (),
         num_gpus_per_node: int | None = None,
         distributed_log_dir: Path | str | None = None,
     ) -> None:
@@ -121,6 +122,8 @@ class Cluster:
         what workers print and log, with one file per rank on its node, `<output>/<component>-<rank>.txt`; None: Ray's
         own files, or the output of this process. `variables`: environment variables for all worker processes.
         `account`: the memory account that other runs on the same emulated accelerators use; None: there are none.
+        `tried`: names of large modules of libraries that workers import. They are imported in advance too, if this is
+        possible: a module that starts threads is not.
         `num_gpus_per_node` and `distributed_log_dir`: the names that RLinf uses for `accelerators_per_node` and
         `output`. Raise ConfigError if `cluster_cfg` is wrong.
         """
@@ -168,6 +171,7 @@ class Cluster:
                 workers,
                 variables or {},
                 account,
+                tried,
             )
         self._groups: dict[str, WorkerGroup] = {}
         # Specs of the launched groups, by name
@@ -190,6 +194,7 @@ class Cluster:
         workers: Iterable[type[Worker]],
         variables: Mapping[str, str],
         account: AccountOfRuns | None,
+        tried: Sequence[str],
     ) -> RayLauncher:
         with contextlib.ExitStack() as stopped:
             with deferred():
@@ -208,7 +213,7 @@ class Cluster:
                     and self._ray.start == "fork"
                 ):
                     # The template process must exist before Ray is imported.
-                    template = Template(modules, variables)
+                    template = Template(modules, variables, tried)
                     stopped.callback(template.stop)
                 with ray_environment(self._ray.address):
                     from rlplace.workers.ray_launch.launcher import RayLauncher
@@ -222,6 +227,7 @@ class Cluster:
                     template,
                     variables,
                     account,
+                    tried,
                 )
             stopped.pop_all()
         return launcher
@@ -238,6 +244,7 @@ class Cluster:
         output: Path | str | None = None,
         variables: Mapping[str, str] | None = None,
         account: AccountOfRuns | None = None,
+        tried: Sequence[str] = (),
     ) -> Cluster:
         return cls(
             topology=topology or declared_topology(config),
@@ -250,6 +257,7 @@ class Cluster:
             output=output,
             variables=variables,
             account=account,
+            tried=tried,
         )
 
     def start(self) -> None:

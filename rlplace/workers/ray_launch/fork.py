@@ -42,6 +42,10 @@ _OF_RAY = (
 # Ray imports pyarrow in each worker to register table serialization, which is not used here. The import takes 0.1 s and
 # memory, and starts threads, so it must not happen in the template.
 _NOT_FOR_RAY = "pyarrow"
+# Separates the modules that the template imports from those that only a fork of it tries to import
+TRIED = "--tried"
+# Begins the line of the error output that names the modules without which a template does
+LEFT_OUT = "the template does without "
 FORKED = "RLPLACE_FORKED"  # set in the environment of a fork
 _OOM_SCORE = "/proc/self/oom_score_adj"
 _CHUNK = 1 << 16  # bytes
@@ -56,13 +60,56 @@ def template(listening: str, modules: list[str]) -> None:
     """Run the template process: import the modules, then make one fork for each client, until standard input ends.
 
     `listening`: file descriptor, as a text, of an inherited socket at which clients connect. `modules`: names of the
-    modules to import. Exit with a message if this process cannot be forked safely, because the imports have started
-    threads or initialized CUDA.
+    modules to import; those after `TRIED` are imported if this process can then still be forked. Exit with a message if
+    this process cannot be forked safely, because the imports of the others have started threads or initialized CUDA.
     """
+    at = modules.index(TRIED) if TRIED in modules else len(modules)
+    tried = modules[at + 1 :]
+    # Imports make many objects and little garbage; collections would take a fifth of the time.
+    gc.disable()
     with socket.socket(fileno=int(listening)) as door:
         with ends_with_input():
+            load(modules[:at])
+        if not tried or not served_by_fork(door, tried):
+            serve(door)
+
+
+def served_by_fork(door: socket.socket, modules: list[str]) -> bool:
+    """Fork this process. The fork imports `modules` and serves the clients until standard input ends.
+
+    Return False, and write a line to the error output, if the fork has ended early, because it could not be forked in
+    turn. `door`: socket at which clients connect.
+    """
+    # A new program inherits an ignored SIGCHLD, with which waitpid would fail.
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    child = os.fork()
+    if not child:
+        # Ray may be imported only with the variables of a Ray process. vLLM can do without it.
+        with ends_with_input(), kept_out("ray"):
             load(modules)
         serve(door)
+        os._exit(0)
+    ended_well = os.waitpid(child, 0)[1] == 0
+    if not ended_well:
+        # The fork may have left it switched on
+        flags = fcntl.fcntl(sys.stdin, fcntl.F_GETFL)
+        fcntl.fcntl(sys.stdin, fcntl.F_SETFL, flags & ~os.O_ASYNC)
+        sys.stderr.write(f"{LEFT_OUT}{', '.join(modules)}\n")
+        sys.stderr.flush()
+    return ended_well
+
+
+@contextlib.contextmanager
+def kept_out(name: str) -> Iterator[None]:
+    """Context manager in which importing the module `name` raises ImportError, unless it has been imported before."""
+    kept = name not in sys.modules
+    if kept:
+        sys.modules[name] = None  # type: ignore[assignment]  # cannot be imported
+    try:
+        yield
+    finally:
+        if kept:
+            del sys.modules[name]
 
 
 @contextlib.contextmanager
@@ -99,9 +146,9 @@ def serve(door: socket.socket) -> None:
                 with ends_with_input():
                     load(_OF_RAY)
                 signal.signal(signal.SIGCHLD, signal.SIG_IGN)
-                gc.collect()
                 # A collection would write to all pages, and none would stay shared with the forks.
                 gc.freeze()
+                gc.enable()
                 ready = True
             if asked and not os.fork():
                 door.close()

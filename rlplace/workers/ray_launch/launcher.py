@@ -94,6 +94,7 @@ class RayLauncher:
         template: Template | None,
         variables: Mapping[str, str] | None = None,
         account: AccountOfRuns | None = None,
+        tried: Sequence[str] = (),
     ) -> None:
         """Create a launcher; Ray is not started yet.
 
@@ -101,9 +102,11 @@ class RayLauncher:
         checked. `tell`: called with one line of text for each step of the start. `template`: template process of this
         machine, from which workers are forked if Ray runs on this machine alone; None: no template. `variables`:
         environment variables of all workers. `account`: the memory account that other runs on the same emulated
-        accelerators use; None: there are none.
+        accelerators use; None: there are none. `tried`: names of large modules that workers import; a template has
+        them if it can then be forked.
         """
         self._variables = variables or {}
+        self._tried = tried
         self._tell = tell
         self._topology = topology
         self._shared_bytes = shared_bytes
@@ -354,6 +357,7 @@ class RayLauncher:
                 modules_of(workers),
                 self._config.start_timeout_s / 3,
                 self._check_start,
+                self._tried,
             )
         return self._launch(specs, slots, self._tell)
 
@@ -748,7 +752,9 @@ class RayLauncher:
             if why_not
             else ""
         )
-        return f"processes of Ray {ray.__version__} {where}{forks}{plain}"
+        left_out = self._templates.left_out()
+        more = f"; {left_out}" if left_out else ""
+        return f"processes of Ray {ray.__version__} {where}{forks}{plain}{more}"
 
     # ── ending ───────────────────────────────────────────────────────────────────────────────────────────────────────
 

@@ -9,7 +9,7 @@ import socket
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from rlplace.signals import blocked_signals
@@ -18,6 +18,7 @@ from rlplace.workers.ray_launch import fork
 from rlplace.workers.ray_launch.session import Guard
 from rlplace.workers.worker import Worker
 
+_MOST_BYTES = 1 << 20  # most of a template's error output that is read while it runs
 END_S = 1.0  # longest wait for the template to end
 # Libraries that are slow to import, start no threads, and can be forked
 _LIBRARIES = ("numpy", "torch", "gymnasium")
@@ -31,12 +32,15 @@ class Template:
     """
 
     def __init__(
-        self, modules: Iterable[str], variables: Mapping[str, str] | None = None
+        self,
+        modules: Iterable[str],
+        variables: Mapping[str, str] | None = None,
+        tried: Iterable[str] = (),
     ) -> None:
         """Start the template process, without waiting. Clients that ask for a fork wait until the imports are done.
 
         `modules`: names of the modules that the template imports. `variables`: additional environment variables for the
-        imports.
+        imports. `tried`: names of further modules. If the template could not be forked with them, it does without them.
         """
         self._door = (
             Path(tempfile.mkdtemp(prefix="rlplace_", dir=socket_folder())) / "door"
@@ -49,11 +53,12 @@ class Template:
             # Clients that come early wait in the backlog.
             door.listen(1024)
             with blocked_signals():
-                self._process = self._started(door.fileno(), modules, variables or {})
+                imported = [*modules, fork.TRIED, *tried]
+                self._process = self._started(door.fileno(), imported, variables or {})
         self._errors = ""
 
     def _started(
-        self, listening: int, modules: Iterable[str], variables: Mapping[str, str]
+        self, listening: int, modules: Sequence[str], variables: Mapping[str, str]
     ) -> subprocess.Popen[str]:
         return subprocess.Popen(
             [sys.executable, fork.__file__, "--template", str(listening), *modules],
@@ -85,6 +90,23 @@ class Template:
             return None
         self.stop()
         return self._errors.strip().rpartition("\n")[2]
+
+    def left_out(self) -> str | None:
+        """Return without which modules the template does, and why, as a text. Return None if it has all modules so far.
+
+        The reason is what its error output says before.
+        """
+        if self._process.poll() is not None:
+            return None
+        # The template writes at the same position of the file at which `read` would read.
+        output = os.pread(self._stderr.fileno(), _MOST_BYTES, 0).decode(
+            errors="replace"
+        )
+        before, found, after = output.partition(fork.LEFT_OUT)
+        if not found:
+            return None
+        why = before.strip().rpartition("\n")[2]
+        return f"{fork.LEFT_OUT}{after.partition(chr(10))[0]}: {why}"
 
     def stop(self) -> None:
         """End the template process; workers that were forked continue. A second call does nothing."""

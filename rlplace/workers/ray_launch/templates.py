@@ -46,6 +46,7 @@ class Templates:
         modules: Iterable[str],
         timeout_s: float,
         interrupt: Callable[[], None] = _nothing,
+        tried: Iterable[str] = (),
     ) -> None:
         """Start a template on each node of `nodes` where none was tried before; wait for all of them, at most
         `timeout_s` seconds.
@@ -54,7 +55,7 @@ class Templates:
         nothing.
 
         `nodes`: node number -> options of the Ray actor that starts the template there. `modules`: names of the modules
-        that a template imports. `interrupt`: as for `wait_ready`.
+        that a template imports. `interrupt`: as for `wait_ready`. `tried`: as for `Template`.
         """
         if self._here is not None:
             return
@@ -65,7 +66,7 @@ class Templates:
             if node not in self._elsewhere and node not in self._without
         }
         hosts = {
-            node: made.options(num_cpus=0, **on).remote(modules, self._variables)
+            node: made.options(num_cpus=0, **on).remote(modules, self._variables, tried)
             for node, on in new.items()
         }
         asked = {node: host.command.remote() for node, host in hosts.items()}
@@ -102,21 +103,18 @@ class Templates:
         asked = {
             node: host.why_not.remote() for node, (host, _) in self._elsewhere.items()
         }
-        answers = (
-            ray.wait(list(asked.values()), num_returns=len(asked), timeout=END_S)[0]
-            if asked
-            else []
-        )
-        ended = dict(self._without)
-        for node, reference in asked.items():
-            if reference in answers:
-                # The node is lost; that is reported elsewhere.
-                with contextlib.suppress(RayError):
-                    ended |= {node: why} if (why := ray.get(reference)) else {}
-        return (
-            "; ".join(f"node {node}: {why}" for node, why in sorted(ended.items()))
-            or None
-        )
+        return _by_node(self._without | _texts(asked))
+
+    def left_out(self) -> str | None:
+        """Return one line of text that says which templates do without some modules, and why. Return None if all have
+        all modules.
+        """
+        if self._here is not None:
+            return self._here.left_out()
+        asked = {
+            node: host.left_out.remote() for node, (host, _) in self._elsewhere.items()
+        }
+        return _by_node(_texts(asked))
 
     def stop_on(self, node: int) -> None:
         """End the template of a node, if it has one of its own; workers that were forked continue."""
@@ -141,6 +139,34 @@ class Templates:
             for host in hosts:
                 ray.kill(host)
         self._elsewhere.clear()
+
+
+def _texts(asked: Mapping[int, Any]) -> dict[int, str]:
+    """Wait a short time for the results of Ray calls, one per node; return those that are texts, by node.
+
+    `asked`: node number -> reference to a text or None.
+    """
+    references = list(asked.values())
+    if not references:
+        return {}
+    answers, _ = ray.wait(references, num_returns=len(references), timeout=END_S)
+    texts = {}
+    for node, reference in asked.items():
+        if reference in answers:
+            # The node is lost; that is reported elsewhere.
+            with contextlib.suppress(RayError):
+                text = ray.get(reference)
+                if text:
+                    texts[node] = text
+    return texts
+
+
+def _by_node(texts: Mapping[int, str]) -> str | None:
+    """Return the texts of nodes in one line. Return None if there is no text."""
+    return (
+        "; ".join(f"node {node}: {text}" for node, text in sorted(texts.items()))
+        or None
+    )
 
 
 def late_of(

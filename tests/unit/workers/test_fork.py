@@ -37,7 +37,7 @@ HURRIED = (
     str(Path(fork.__file__).parent),
 )  # the same with short limits
 SCRIPT = """
-import json, os, sys
+import gc, json, os, sys
 import numpy
 print(json.dumps({
     "pid": os.getpid(), "group": os.getpgid(0), "parent": os.getppid(), "folder": os.getcwd(),
@@ -45,6 +45,7 @@ print(json.dumps({
     "asked": os.environ.get("ASKED"), "mine": os.environ.get("MINE"), "forked": os.environ.get("RLPLACE_FORKED"),
     "beside": sys.path[0], "drawn": numpy.random.random(), "loaded": "fractions" in sys.modules,
     "hidden": sys.modules.get("pyarrow", "") is None,
+    "tried": "tried" in sys.modules, "collects": gc.isenabled(),
 }))
 """
 
@@ -252,6 +253,61 @@ def test_a_template_that_may_not_fork_says_why_and_its_clients_become_workers(
     assert found["forked"] is None
 
 
+SERIAL = "try:\n    import ray\nexcept ImportError:\n    pass\nelse:\n    raise SystemExit('ray')\n"
+WITH_THREAD = "import threading, time\nthreading.Thread(target=time.sleep, args=(60,), daemon=True).start()\n"
+
+
+@pytest.mark.parametrize(
+    ("source", "forked_with"),
+    [
+        pytest.param(SERIAL, True, id="fits"),
+        pytest.param(WITH_THREAD, False, id="starts a thread"),
+        pytest.param("import os\nos.abort()\n", False, id="dies"),
+    ],
+)
+def test_a_template_does_without_large_modules_with_which_it_may_not_fork(
+    tmp_path: Path, script: Path, source: str, forked_with: bool
+) -> None:
+    (tmp_path / "modules").mkdir()
+    (tmp_path / "modules" / "tried.py").write_text(source)
+    door = tmp_path / "own" / "door"
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setenv("PYTHONPATH", str(tmp_path / "modules"), prepend=os.pathsep)
+        with template(door, "fractions", fork.TRIED, "tried") as process:
+            found = ask(door, script, tmp_path)
+            again = ask(door, script, tmp_path)
+            _, errors = process.communicate(timeout=LIMIT_S)
+    assert process.returncode == 0
+    for each in (found, again):
+        assert (each["forked"], each["loaded"], each["tried"]) == (
+            "1",
+            True,
+            forked_with,
+        )
+        assert (each["parent"] == process.pid) is not forked_with
+        assert each["collects"]
+    assert (f"{fork.LEFT_OUT}tried\n" in errors) is not forked_with
+
+
+def test_a_template_says_without_which_modules_it_does(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "tried.py").write_text(WITH_THREAD)
+    monkeypatch.syspath_prepend(tmp_path)
+    partial = Template(["fractions"], tried=["tried"])
+    whole = Template(["fractions"], tried=["statistics"])
+    until = time.monotonic() + LIMIT_S
+    while (left_out := partial.left_out()) is None:
+        assert time.monotonic() < until
+        time.sleep(0.05)
+    why = "importing tried starts threads (1), which a fork would lack"
+    assert left_out == f"{fork.LEFT_OUT}tried: {why}"
+    assert (partial.why_not(), whole.left_out()) == (None, None)
+    partial.stop()
+    whole.stop()
+    assert partial.left_out() is None
+
+
 def test_set_up_is_the_client_at_once_or_what_ray_has(
     tmp_path: Path, script: Path
 ) -> None:
@@ -427,14 +483,17 @@ def test_nothing_of_a_template_outlives_its_owner(end: str) -> None:
         time.sleep(0.05)
 
 
+@pytest.mark.parametrize("tried", [[], [fork.TRIED]])
 @pytest.mark.parametrize("when", ["before", "during"])
 def test_a_template_ends_with_its_driver_also_while_it_imports(
-    tmp_path: Path, when: str
+    tmp_path: Path, when: str, tried: list[str]
 ) -> None:
     """The import of a module takes as long as the test may; the driver is the other end of the standard input."""
     begun = tmp_path / "begun"
     (tmp_path / "never_imported.py").write_text(
-        f"import pathlib, time\npathlib.Path({str(begun)!r}).touch()\ntime.sleep(600)\n"
+        "import os, pathlib, time\n"
+        f"pathlib.Path({str(begun)!r}).write_text(str(os.getpid()))\n"
+        "time.sleep(600)\n"
     )
     with socket.socket(socket.AF_UNIX) as door:
         door.bind(str(tmp_path / "door"))
@@ -444,6 +503,7 @@ def test_a_template_ends_with_its_driver_also_while_it_imports(
                 fork.__file__,
                 "--template",
                 str(door.fileno()),
+                *tried,
                 "never_imported",
             ],
             stdin=subprocess.PIPE,
@@ -452,10 +512,12 @@ def test_a_template_ends_with_its_driver_also_while_it_imports(
         )
         try:
             assert process.stdin is not None
-            while when == "during" and not begun.exists():
+            while when == "during" and not (begun.exists() and begun.read_text()):
                 assert process.poll() is None
             process.stdin.close()
             process.wait(60.0)
+            if begun.exists():
+                assert not Path("/proc", begun.read_text()).exists()
         finally:
             process.kill()
             process.wait()

@@ -23,6 +23,8 @@ from numpy.typing import NDArray
 ROUNDING = 1e-12
 Tokens = NDArray[np.int32]
 Array = NDArray[Any]
+# Experts of tokens [tokens, routers, k]: int8, or int16 with more than 128 experts; -1: not known
+Routes = NDArray[Any]
 Finish = Literal["stop", "length"]
 Files = Sequence[
     bytes
@@ -84,7 +86,8 @@ class Completion:
     index of the prompt. `sample`: index of the answer among the answers to the prompt. `turn`: index of the turn in the
     conversation. `logprobs`: log-probability of each token under the distribution from which it was sampled.
     `versions`: policy version that sampled each token. `finish`: "stop": the answer ended by itself; "length": it was
-    cut off.
+    cut off. `routes`: the experts that a mixture of experts chose for each token that the engine has read: all P tokens
+    of the request and all new tokens but the last one, with k experts in each of R layers; None: not recorded.
     """
 
     env_rank: int
@@ -99,6 +102,7 @@ class Completion:
     ]  # [N], of the distribution from which the tokens were sampled: see engines.contract.TextEngine
     versions: Tokens  # [N]
     finish: Finish
+    routes: Routes | None = None  # [P + N - 1, R, k]
 
 
 # Why an episode ended: its last answer was cut by a limit of tokens, the task ended it, or it had as many turns or
@@ -117,7 +121,8 @@ class Sample:
     `truncated`: whether the last answer was cut off by a length limit. `ended`: one of ENDS, why there was no further
     answer; "" if a checkpoint of an older version does not tell it. `transcript`: the episode as text, for scorers that
     read text. `parts`: lengths of the conversations of the episode, whose tokens follow one another; empty: there is
-    one. A model reads each conversation alone.
+    one. A model reads each conversation alone. `routes`: the experts that the engine chose for each token, with k
+    experts in each of R layers; -1 where it read no such token; None: not recorded.
     """
 
     group: int
@@ -139,6 +144,7 @@ class Sample:
     images: Files = ()  # of the prompt
     ended: str = ""
     parts: tuple[int, ...] = ()
+    routes: Routes | None = None  # [L, R, k]
 
     def __post_init__(self) -> None:
         lengths = {
@@ -148,6 +154,10 @@ class Sample:
         if len(set(lengths.values())) != 1:
             raise ValueError(
                 f"sample {self.group}/{self.sample}: lengths differ: {lengths}"
+            )
+        if self.routes is not None and len(self.routes) != len(self.tokens):
+            raise ValueError(
+                f"sample {self.group}/{self.sample}: routes of {len(self.routes)} tokens are not {len(self.tokens)}"
             )
         if self.parts and sum(self.parts) != len(self.tokens):
             raise ValueError(
@@ -173,6 +183,9 @@ class Sample:
 
     def without_text(self) -> Sample:
         return dataclasses.replace(self, transcript=None)
+
+    def without_routes(self) -> Sample:
+        return dataclasses.replace(self, routes=None)
 
     @property
     def weight(self) -> int:
@@ -228,6 +241,37 @@ class Conversation:
         for piece in self.pieces[:most]:
             found.append(piece.tokens if isinstance(piece, Completion) else piece)
         return np.concatenate(found)
+
+    def routes(self) -> Routes | None:
+        """Return the experts of all tokens, [tokens, R, k]; None if no answer has routes.
+
+        A token that several answers follow was read for each of them. Its experts are those of the first of these
+        passes, in which it was sampled or seen first. Nothing read the last token.
+        """
+        total = 0
+        known: list[tuple[int, Routes]] = []
+        # How many tokens each answer's routes reach
+        for piece in (self.prompt, *self.pieces):
+            if not isinstance(piece, Completion):
+                total += len(piece)
+                continue
+            total += len(piece.tokens)
+            if piece.routes is None:
+                continue
+            if len(piece.routes) != total - 1:
+                raise ValueError(
+                    f"routes of {len(piece.routes)} tokens are not those of the {total - 1} tokens that an engine reads"
+                )
+            known.append((total - 1, piece.routes))
+        if not known:
+            return None
+        shape = known[0][1].shape[1:]
+        found = np.full((total, *shape), -1, known[0][1].dtype)
+        filled = 0
+        for stop, routes in known:
+            found[filled:stop] = routes[filled:]
+            filled = stop
+        return found
 
 
 @dataclasses.dataclass(slots=True)
@@ -327,7 +371,23 @@ class Episode:
             truncated=bool(self.answers) and self.answers[-1].finish == "length",
             images=self.images,
             parts=parts,
+            routes=self._routes(),
         )
+
+    def _routes(self) -> Routes | None:
+        """Return the experts of all tokens of the episode, [L, R, k]; None if no answer has routes."""
+        each = [conversation.routes() for conversation in self.conversations]
+        known = [routes for routes in each if routes is not None]
+        if not known:
+            return None
+        shape = known[0].shape[1:]
+        found = []
+        for conversation, routes in zip(self.conversations, each, strict=True):
+            if routes is None:
+                length = len(conversation.tokens())
+                routes = np.full((length, *shape), -1, known[0].dtype)
+            found.append(routes)
+        return np.concatenate(found)
 
     def _along(self, of: Any, otherwise: Any, dtype: Any) -> Array:
         """Return an array [L] with a value for each token of the episode.

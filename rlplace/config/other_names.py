@@ -23,6 +23,8 @@ _KEYS = {
     "runner.total_iterations": "total_training_steps num_iterations num_rollout iterations max_iterations num_updates "
     "training_iterations",
     "algorithm.tis_cap": "tis_imp_ratio_cap",
+    "actor.router_loss_coef": "aux_loss_coef router_aux_loss_coef",
+    "actor.router_replay": "enable_rollout_routing_replay use_rollout_routing_replay enable_routing_replay",
     "runner.output_dir": "outdir default_local_dir save_path log_dir ckpt_path ckpt_dir checkpoint_dir",
     "cluster.component_placement": "placement placements gpu_placement resource_placement",
     "checkpoint.every": "save_freq save_every save_interval save_steps checkpoint_every checkpoint_freq",
@@ -490,7 +492,6 @@ ABSENT = {
     "deepspeed": "the actor trains with FSDP2; actor.zero_stage says what its ranks share",
     "fsdp": "the actor trains with FSDP2; actor.zero_stage says what its ranks share",
     "ptx_coef": "nothing is learned from a data set of texts beside the rewards",
-    "aux_loss_coef": "the loss has no part for the balance of experts",
     "lora_dropout": "lora_rank, lora_alpha and lora_targets are all that LoRA has here",
     "tasks_per_gpu": _ENGINE_LAYERS,
     "vllm_generate_batch_size": _ENGINE_LAYERS,

@@ -51,6 +51,7 @@ from rlplace.models.heads import HEAD, HEADS, stored_heads, value_head_problem
 from rlplace.models.lora import LoraSpec, add_factors, checkpoint_name, is_factor
 from rlplace.models.lora import first_values as first_factor
 from rlplace.models.packed import Packed, TokenScores, attend_packed, token_scores
+from rlplace.models.routers import Routers
 from rlplace.models.sharding import (
     DTYPES,
     SHARD,
@@ -149,7 +150,7 @@ class PackedLm(nn.Module):
     the config gives it. `value_heads`: names that the value head may have in weight files. `new_head`: whether a value
     head that the files lack is initialised. `kept`: weights that are neither synced to engines nor saved. `parallel`:
     the ranks among which tensor parallelism splits the weights; None: no split. `context`: the ranks among which
-    context parallelism splits the tokens; None: no split.
+    context parallelism splits the tokens; None: no split. `routers`: the routers of a mixture of experts.
 
     Letters: T tokens in s sequences, N of them scored, n of those on this rank; E size of a hidden state.
     """
@@ -173,6 +174,7 @@ class PackedLm(nn.Module):
     def __init__(self, lm: PreTrainedModel) -> None:
         super().__init__()
         self.lm = lm
+        self.routers = Routers(self.decoder_of(lm))
 
     @staticmethod
     def decoder_of(lm: PreTrainedModel) -> PreTrainedModel:
@@ -198,16 +200,24 @@ class PackedLm(nn.Module):
         # With context parallelism this rank computes its part of the tokens
         tokens = whole.tokens
         positions = whole.positions
+        routes = whole.routes
+        real = len(packed.tokens)
         if context is not None:
             tokens = context.part(tokens)
             positions = context.part(positions)
-        # Attention reads the edges of the sequences from `packed`
-        states: Tensor = self.lm.base_model(
-            input_ids=tokens.unsqueeze(0),
-            position_ids=positions.unsqueeze(0),
-            use_cache=False,
-            packed=dataclasses.replace(whole, context=context),
-        ).last_hidden_state[0]
+            if routes is not None:
+                routes = context.part(routes)
+            real = context.own_count(real, len(tokens))
+        # Attention reads the edges of the sequences from `packed`, routers their routes
+        given = dataclasses.replace(whole, context=context, routes=routes)
+        self.routers.check(routes)
+        with self.routers.counted(real):
+            states: Tensor = self.lm.base_model(
+                input_ids=tokens.unsqueeze(0),
+                position_ids=positions.unsqueeze(0),
+                use_cache=False,
+                packed=given,
+            ).last_hidden_state[0]
         # Sequence parallelism: each rank returned T / ranks states
         if parallel is not None:
             states = parallel.gather(states)

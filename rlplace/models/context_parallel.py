@@ -33,8 +33,13 @@ class ContextParallel:
         return self.group.size()
 
     def part(self, tokens: Tensor) -> Tensor:
-        """Return this rank's part of `tokens`: with T tokens and r ranks, T / r of them."""
-        return tokens.view(self.size, -1)[self.group.rank()]
+        """Return this rank's part of `tokens` [T, ...]: with T tokens and r ranks, T / r of them."""
+        return tokens.view(self.size, -1, *tokens.shape[1:])[self.group.rank()]
+
+    def own_count(self, tokens: int, each: int) -> int:
+        """Return how many of the first `tokens` tokens this rank has. `each`: the number of tokens of a rank."""
+        left = tokens - self.group.rank() * each
+        return max(0, min(left, each))
 
     def own(self, places: Tensor, each: int) -> tuple[Tensor, Tensor]:
         """Return which of the N tokens at `places` this rank has (n of them), as two tensors of indices [n].

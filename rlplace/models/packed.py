@@ -22,8 +22,9 @@ from torch.autograd.function import once_differentiable
 from torch.nn import functional
 from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
 
+from rlplace.models.routers import FREE
 from rlplace.placement.memory.formulas import score_tile
-from rlplace.tokens import Files
+from rlplace.tokens import Files, Routes
 
 if TYPE_CHECKING:
     from rlplace.models.context_parallel import ContextParallel
@@ -57,7 +58,8 @@ class Packed:
     sequence. `edges` [s + 1]: where segments begin, and T. `lengths`: lengths of the segments. `after`: for each
     segment, the index of the segment that it continues, or None. `scored` [N]: indices of the scored tokens. `before`
     [N]: index of the token before each scored token. `images`: image files of each segment. `context`: the ranks that
-    split the tokens; None: the tokens are not split.
+    split the tokens; None: the tokens are not split. `routes` [T, routers, k]: the experts that each router shall take
+    for each token, see `routers`; None: routers choose.
     """
 
     tokens: Tensor  # [T] int64
@@ -71,6 +73,8 @@ class Packed:
     images: tuple[Files, ...] = ()  # [s], image files of each segment
     # Ranks that split the tokens; they exchange them around attention
     context: ContextParallel | None = None
+    # [T, routers, k] int8 or int16; FREE where the router chooses
+    routes: Tensor | None = None
 
     @classmethod
     def of(
@@ -81,6 +85,7 @@ class Packed:
         alike: Sequence[tuple[int, int]] = (),
         images: Sequence[Files] = (),
         parts: Sequence[Sequence[int]] = (),
+        routes: Sequence[Routes | None] = (),
     ) -> Packed:
         """Return `sequences`, packed. Without sequences, the result has one token, which is not scored.
 
@@ -89,7 +94,8 @@ class Packed:
         None of these tokens is scored, and all image tokens are among these tokens. An empty `alike`: no tokens are
         shared. `images`: the image files of each sequence; empty: no images. `parts`: for each sequence, the lengths of
         its parts, which do not see each other; empty: the sequence is one part. An empty `parts`: all sequences are. A
-        common beginning and images are in the first part.
+        common beginning and images are in the first part. `routes`: for each sequence, the experts of its tokens
+        [tokens, routers, k], equal in a common beginning; None: routers choose. An empty `routes`: they always choose.
         """
         # One entry for each segment, and for each piece of scored tokens
         pieces = list[NDArray[Any]]()
@@ -98,37 +104,47 @@ class Packed:
         scored = list[NDArray[np.int64]]()
         starts = list[int]()
         seen = list[Files]()
+        ways = list[Routes | None]()
         total = 0
 
         def add(
-            piece: NDArray[Any],
+            sequence: _Sequence,
+            first: int,
+            stop: int,
             start: int,
             follows: int | None,
             files: Files = (),
         ) -> int:
             """Append a segment; return the index of its first token in the packed tensor.
 
-            `piece`: tokens of the segment. `start`: position of its first token in the sequence. `follows`: index of
-            the segment that it continues; None: it continues no segment. `files`: its image files.
+            `sequence`: the sequence that has it. `first`, `stop`: its first token in the sequence, and the one behind
+            it. `start`: position of its first token. `follows`: index of the segment that it continues; None: it
+            continues no segment. `files`: its image files.
             """
             nonlocal total
-            pieces.append(piece)
+            pieces.append(sequence.tokens[first:stop])
+            chosen = sequence.routes
+            ways.append(None if chosen is None else chosen[first:stop])
             starts.append(start)
             after.append(follows)
             seen.append(files)
-            total += len(piece)
-            return total - len(piece)
+            total += stop - first
+            return total - (stop - first)
 
         # Each sequence with its mask, its images, and the (number, length) of its shared beginning
-        nothing_each = [()] * len(sequences)
-        given = zip(
-            sequences, masks, images or nothing_each, parts or nothing_each, strict=True
-        )
-        numbered = []
-        for i, each in enumerate(given):
-            shared_beginning = alike[i] if alike else (i, 0)
-            numbered.append((*each, shared_beginning))
-        for (_, shared), members in itertools.groupby(numbered, key=lambda one: one[4]):
+        given = list[_Sequence]()
+        for i, (tokens, mask) in enumerate(zip(sequences, masks, strict=True)):
+            given.append(
+                _Sequence(
+                    tokens=tokens,
+                    mask=mask,
+                    files=images[i] if images else (),
+                    parts=parts[i] if parts else (),
+                    routes=routes[i] if routes else None,
+                    alike=alike[i] if alike else (i, 0),
+                )
+            )
+        for (_, shared), members in itertools.groupby(given, key=lambda s: s.alike):
             group = list(members)
             # A beginning that only one sequence has is no segment of its own
             shared = shared if len(group) > 1 else 0
@@ -136,9 +152,10 @@ class Packed:
             last = -1
             if shared:
                 prompt = len(pieces)
-                last = add(group[0][0][:shared], 0, None, group[0][2]) + shared - 1
-            for tokens, mask, files, lengths_of_parts, _ in group:
-                stops = [*itertools.accumulate(lengths_of_parts or [len(tokens)])]
+                last = add(group[0], 0, shared, 0, None, group[0].files) + shared - 1
+            for each in group:
+                mask = each.mask
+                stops = [*itertools.accumulate(each.parts or [len(each.tokens)])]
                 starts_of_parts = [0, *stops[:-1]]
                 unscored = [max(1, shared), *(at + 1 for at in stops[:-1])]
                 for start, least in zip(starts_of_parts, unscored, strict=True):
@@ -148,19 +165,20 @@ class Packed:
                         )
                 # A sequence may consist of the shared beginning alone
                 if stops[0] > shared:
-                    own_files = () if shared else files
-                    first = add(tokens[shared : stops[0]], shared, prompt, own_files)
+                    own_files = () if shared else each.files
+                    first = add(each, shared, stops[0], shared, prompt, own_files)
                     # Before a segment's first token stands the last shared one
                     here = np.flatnonzero(mask[shared : stops[0]])
                     scored.append(here + first)
                     before.append(np.where(here == 0, last, here + first - 1))
                 for start, stop in itertools.pairwise(stops):
-                    first = add(tokens[start:stop], 0, None)
+                    first = add(each, start, stop, 0, None)
                     here = np.flatnonzero(mask[start:stop])
                     scored.append(here + first)
                     before.append(here + first - 1)
         if not pieces:
-            add(np.zeros(1, np.int64), 0, None)
+            filler = np.zeros(1, np.int64)
+            add(_Sequence(tokens=filler, mask=filler > 0), 0, 1, 0, None)
         nothing = np.zeros(0, np.int64)
         lengths = tuple(map(len, pieces))
         positions = []
@@ -179,6 +197,7 @@ class Packed:
             scored=tensor(np.concatenate([nothing, *scored])),
             before=tensor(np.concatenate([nothing, *before])),
             images=tuple(seen),
+            routes=_joined_routes(ways, lengths, device),
         )
 
     @property
@@ -228,7 +247,47 @@ class Packed:
             edges=functional.pad(self.edges, (0, 1), value=len(self.tokens) + more),
             lengths=(*self.lengths, more),
             after=(*self.after, None),
+            routes=self._padded_routes(more),
         )
+
+    def _padded_routes(self, more: int) -> Tensor | None:
+        """Return the routes with `more` filler tokens at the end, for which routers choose; None without routes."""
+        if self.routes is None:
+            return None
+        return functional.pad(self.routes, (0, 0, 0, 0, 0, more), value=FREE)
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class _Sequence:
+    """A sequence to be packed: its tokens, the arguments of `Packed.of` for it, and its (group, shared beginning)."""
+
+    tokens: NDArray[Any]
+    mask: NDArray[np.bool_]
+    files: Files = ()
+    parts: Sequence[int] = ()
+    routes: Routes | None = None
+    alike: tuple[int, int] = (0, 0)
+
+
+def _joined_routes(
+    routes: Sequence[Routes | None],
+    lengths: Sequence[int],
+    device: torch.device | str,
+) -> Tensor | None:
+    """Return the routes of all segments, one after the other, [T, routers, k]; None if no segment has routes.
+
+    In a segment without routes, routers choose. `lengths`: tokens of each segment.
+    """
+    known = [each for each in routes if each is not None]
+    if not known:
+        return None
+    shape = known[0].shape[1:]
+    found = []
+    for each, length in zip(routes, lengths, strict=True):
+        if each is None:
+            each = np.full((length, *shape), FREE, known[0].dtype)
+        found.append(each)
+    return torch.tensor(np.concatenate(found), device=device)
 
 
 # ── attention ────────────────────────────────────────────────────────────────────────────────────────────────────────

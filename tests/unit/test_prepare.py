@@ -21,7 +21,7 @@ from rlplace.contract.planning import make_plan
 from rlplace.contract.registry import job_of
 from rlplace.errors import ConfigError, Problem, ProblemsError, Source
 from rlplace.jobs.language_model.folders import with_folder
-from rlplace.jobs.language_model.rules import engines, images
+from rlplace.jobs.language_model.rules import engines, experts, images
 from rlplace.jobs.language_model.rules.case import PlannedJob
 from rlplace.models.heads import reward_head_problem, value_head_problem
 from rlplace.placement import Topology
@@ -681,6 +681,102 @@ def test_what_is_not_done_with_a_model_that_sees_is_planned_and_not_run(
     assert {(p.code, p.key) for p in found} <= {
         (p.code, p.key) for p in check_plan(job, layout, {})
     }
+
+
+EXPERTS = {"model_type": "qwen3_moe", "num_experts": 8}
+
+
+@pytest.mark.parametrize(
+    ("actor", "blocks", "code", "key", "fix"),
+    [
+        (EXPERTS, {}, None, None, None),
+        (
+            {"model_type": "qwen3"},
+            {},
+            "no-experts",
+            "actor.router_replay",
+            "router_replay: false",
+        ),
+        (
+            {"model_type": "qwen3"},
+            {"actor": {"router_replay": False, "router_loss_coef": 0.1}},
+            "no-experts",
+            "actor.router_loss_coef",
+            "router_loss_coef: 0",
+        ),
+        (
+            EXPERTS,
+            {"rollout": {"engine": "vllm"}},
+            "plan-only",
+            "actor.router_replay",
+            "router_replay: false        (or rollout.engine: transformers)",
+        ),
+        (
+            EXPERTS,
+            {
+                "actor": {"router_replay": False, "router_loss_coef": 0.1},
+                "placed": {"placement": "0,4", "context_parallel_size": 2},
+            },
+            "plan-only",
+            "actor.router_loss_coef",
+            "router_loss_coef: 0        (or context_parallel_size: 1)",
+        ),
+        (
+            EXPERTS,
+            {"placed": {"placement": "0,4", "context_parallel_size": 2}},
+            None,
+            None,
+            None,
+        ),
+    ],
+    ids=["experts", "dense", "dense loss", "vllm", "parts", "replayed parts"],
+)
+def test_experts_are_replayed_and_balanced_where_there_are_experts_and_routes(
+    folder: Path,
+    actor: dict[str, Any],
+    blocks: dict[str, Any],
+    code: str | None,
+    key: str | None,
+    fix: str | None,
+) -> None:
+    placed = blocks.get("placed", "0")
+    others = {name: block for name, block in blocks.items() if name != "placed"}
+    job = config(
+        folder,
+        **{
+            **others,
+            "cluster": {
+                "component_placement": {"actor": placed, "env": "1", "rollout": "2-3"}
+            },
+            "actor": {
+                "model": KEYS | actor,
+                "router_replay": True,
+                **blocks.get("actor", {}),
+            },
+        },
+    )
+    layout = make_plan(job, Topology.uniform(1, 5, "emulated", 1 << 40))
+    case = PlannedJob(config=job, plan=layout)
+    found = list(broken(experts.RULES, case))
+    expected = [] if code is None else [(code, key, fix)]
+    assert [(p.code, p.key, p.fix) for p in found] == expected
+    assert {(p.code, p.key) for p in found} <= {
+        (p.code, p.key) for p in check_plan(job, layout, {})
+    }
+
+
+def test_written_answers_have_no_routes(folder: Path) -> None:
+    job = config(
+        folder,
+        cluster={"component_placement": {"actor": "0", "env": "1"}},
+        algorithm={"name": "sft"},
+        actor={"model": KEYS | EXPERTS, "router_replay": True},
+    )
+    layout = make_plan(job, Topology.uniform(1, 2, "emulated", 1 << 40))
+    found = list(broken(experts.RULES, PlannedJob(config=job, plan=layout)))
+    assert [(p.code, p.what) for p in found] == [
+        ("plan-only", "sft has no rollout that records routes")
+    ]
 
 
 @pytest.mark.parametrize("component", ["actor", "critic", "reference", "reward"])

@@ -110,6 +110,39 @@ def test_conversations_of_an_episode_follow_one_another_and_each_answer_is_learn
         dataclasses.replace(sample, parts=(7, 6))
 
 
+def routed(completion: Completion, read: int, mark: int) -> Completion:
+    """With routes of `read` tokens: one router, one expert of a token, `mark` plus the place of the token."""
+    routes = (mark + np.arange(read, dtype=np.int8)).reshape(read, 1, 1)
+    return dataclasses.replace(completion, routes=routes)
+
+
+def test_the_experts_of_a_token_are_those_of_the_pass_that_sampled_it() -> None:
+    episode = Episode(group=5, sample=1, prompt=ids(10, 11))
+    episode.answered(routed(answer(20, 21), 3, 0))
+    episode.asked(0, ids(30))
+    # The second answer has read the first one again, in another batch
+    episode.answered(routed(answer(40, 41, turn=1), 6, 100))
+    # A conversation of its own, which has no record
+    episode.asked(None, ids(12))
+    episode.answered(answer(50, turn=2))
+    sample = episode.finish({}, {})
+    assert sample.routes is not None
+    assert sample.routes.dtype == np.int8
+    # Nothing read the last token of a conversation
+    known = [0, 1, 2, 103, 104, 105, -1]
+    assert sample.routes[:, 0, 0].tolist() == [*known, -1, -1]
+    assert sample.without_routes().routes is None
+    with pytest.raises(ValueError, match="routes of 8 tokens are not 9"):
+        dataclasses.replace(sample, routes=sample.routes[1:])
+
+
+def test_routes_of_another_number_of_tokens_are_refused() -> None:
+    episode = Episode(group=5, sample=1, prompt=ids(10, 11))
+    episode.answered(routed(answer(20, 21), 4, 0))
+    with pytest.raises(ValueError, match="routes of 4 tokens"):
+        episode.finish({}, {})
+
+
 def test_lengths_must_agree() -> None:
     sample = Episode(group=0, sample=0, prompt=ids(10, 11)).finish({}, {})
     with pytest.raises(ValueError, match="lengths differ"):

@@ -215,6 +215,15 @@ class ActorConfig(TrainedConfig):
     ema_decay: float | None = lm_knob(
         "decay of an average of the weights; null: none is kept", None, above=0, below=1
     )
+    router_replay: bool = lm_knob(
+        "mixtures of experts: learn with the experts that the engine chose for each token",
+        False,
+    )
+    router_loss_coef: float = lm_knob(
+        "mixtures of experts: weight of the loss that spreads tokens evenly over experts",
+        0.0,
+        minimum=0,
+    )
     sync: SyncConfig = block(SyncConfig)
 
 

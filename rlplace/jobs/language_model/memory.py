@@ -135,7 +135,10 @@ def _text_demand(
                 accelerator_bytes=simulator.accelerator_memory,
                 host_bytes=simulator.host_memory,
                 samples_bytes=groups
-                * (_group_bytes(config.algorithm) + _image_bytes(config)),
+                * (
+                    _group_bytes(config.algorithm, routes_of(config))
+                    + _image_bytes(config)
+                ),
             )
         case RewardConfig(kind="function" | "url"):
             return SimulatorDemand()
@@ -169,6 +172,7 @@ def _text_demand(
                 ),
                 answers=-(-answers // plan.placement.world_size(component)) or None,
                 cut=(config.runner.eval_top_p or 1.0) < 1,
+                routes=config.actor.router_replay,
             )
         case TrainedConfig() as trained if (
             model := model_of(config, trained.language_model, component)
@@ -323,7 +327,12 @@ def _text_shared(
     return count_shared(
         plan,
         text_items(
-            plan, config.algorithm, weights, _image_bytes(config), config.serve.body
+            plan,
+            config.algorithm,
+            weights,
+            _image_bytes(config),
+            config.serve.body,
+            routes_of(config),
         ),
         weights,
     )
@@ -369,19 +378,22 @@ def text_items(
     weights_bytes: int,
     image_bytes: int = 0,
     body_bytes: int = 0,
+    route_bytes: int = 0,
 ) -> dict[str, int]:
     """Return channel -> bytes of its largest item, in a job on language models.
 
     `weights_bytes`: bytes of one whole copy of the weights. `image_bytes`: most bytes of the images of a prompt.
-    `body_bytes`: most bytes of a request to a training API. Bytes per token: 4 in a request, for the token id; 12 in an
-    answer, for id, log-probability and policy version; 13 in a sample, which also has a mask. A token of a training
-    request has at least 12 bytes over HTTP, at most 12 in the command, and 4 in the result, for its log-probability.
+    `body_bytes`: most bytes of a request to a training API. `route_bytes`: bytes per token of the experts that the
+    engine chose, in an answer and in a sample of the actor; 0: they are not recorded. Other bytes per token: 4 in a
+    request, for the token id; 12 in an answer, for id, log-probability and policy version; 13 in a sample, which also
+    has a mask. A token of a training request has at least 12 bytes over HTTP, at most 12 in the command, and 4 in the
+    result, for its log-probability.
     """
     tokens = algorithm.longest
     each = algorithm.samples_per_prompt
     items = {
         "requests": 4 * tokens + image_bytes + ITEM_BYTES,
-        "completions": 12 * tokens + ITEM_BYTES,
+        "completions": (12 + route_bytes) * tokens + ITEM_BYTES,
         "samples": _group_bytes(algorithm) + image_bytes,
         "scores": 4 * tokens + ITEM_BYTES,
         "returns": each * (4 * tokens + ITEM_BYTES),
@@ -392,9 +404,25 @@ def text_items(
     items |= {
         c.name: items[role_of(c.name)] for c in plan.channels if c.name not in items
     }
+    # Scorers get samples without routes
+    items["samples"] = _group_bytes(algorithm, route_bytes) + image_bytes
     return {**items, "weights.reference": min(BUCKET_BYTES, weights_bytes)}
 
 
-def _group_bytes(algorithm: AlgorithmConfig) -> int:
-    """Return the most bytes that the samples of one prompt take, without images."""
-    return algorithm.samples_per_prompt * (13 * algorithm.longest + ITEM_BYTES)
+def _group_bytes(algorithm: AlgorithmConfig, route_bytes: int = 0) -> int:
+    """Return the most bytes that the samples of one prompt take, without images.
+
+    `route_bytes`: bytes per token of the experts that the engine chose; 0: they are not recorded.
+    """
+    each = (13 + route_bytes) * algorithm.longest + ITEM_BYTES
+    return algorithm.samples_per_prompt * each
+
+
+def routes_of(config: LanguageModelJobConfig) -> int:
+    """Return the bytes per token of the experts that the engine records; 0: it records none."""
+    if not config.actor.router_replay:
+        return 0
+    with contextlib.suppress(ConfigError):
+        if (model := model_of(config, None, "actor")) is not None:
+            return model.route_bytes
+    return 0

@@ -28,6 +28,7 @@ from rlplace.envs.text.held_out import held_out_warnings
 from rlplace.errors import ConfigError, Problem
 from rlplace.jobs.language_model.rules import (
     batches,
+    experts,
     families,
     parallel,
     trained,
@@ -120,6 +121,7 @@ class SupervisedJob(StagedTextJob):
         yield from broken(parallel.ENV, case)
         yield from trained.problems(config)
         yield from broken(parallel.RULES, case)
+        yield from broken(experts.RULES, case)
         yield from broken(families.RULES, case)
         yield from broken(evaluation.RULES, config)
 

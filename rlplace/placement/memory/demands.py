@@ -80,6 +80,7 @@ class HostPart(enum.Enum):
     POOL = "pinned pool"
     SIMULATOR = "simulator"
     SAMPLES = "samples that may not be learned yet"
+    ROUTES = "routes of answers"  # experts that the engine chose for each token of answers in flight
     SHARED = "in shared memory"
 
 
@@ -95,6 +96,7 @@ _PASSING = frozenset(
         HostPart.BUCKETS,
         HostPart.STREAMED,
         HostPart.TAKEN,
+        HostPart.ROUTES,
     }
 )
 # held by only one of the ranks on a host
@@ -557,7 +559,15 @@ class TrainingDemand:
             by_sequence=placed.kind != "cuda"
             or block.compute == "fp32",  # else by one kernel
             repeated=placed.kind == "cuda" and block.compute == "fp32",
+            routes=self._replayed,
         )
+
+    @property
+    def _replayed(self) -> int:
+        """Bytes per token of the experts that routers replay; 0: none are."""
+        if isinstance(self.block, ActorConfig) and self.block.router_replay:
+            return self.model.route_bytes
+        return 0
 
     def _learning(self, placed: Placed, work: Pass) -> Moment:
         """Return the bytes, by kind, at the peak of an optimizer step, which may have several micro-batches.
@@ -756,7 +766,7 @@ class EngineDemand:
     one. `sync`: what receiving weights takes on an accelerator. `taken`: host bytes of buckets of weights from other
     nodes. `answers`: answers per iteration on the rank with the most; None: not known. `cut`: whether evaluation draws
     from the likeliest tokens only (top-p). `score`: bytes that drawing tokens takes for each sequence and entry of the
-    vocabulary.
+    vocabulary. `routes`: whether the engine records the experts of each token.
     """
 
     model: ModelShape
@@ -773,6 +783,8 @@ class EngineDemand:
     cut: bool = False
     # Bytes of each score while tokens are drawn. Runs ask for log-probabilities of processed logits.
     score: int = formulas.SCORE_BYTES + formulas.LOGPROB_BYTES
+    # Whether the engine records the experts of each token
+    routes: bool = False
 
     def _kept(self, parallel: int) -> int:
         """Return the bytes on a GPU that the engine keeps outside of torch, also while it sleeps.
@@ -877,6 +889,11 @@ class EngineDemand:
         ]
         host = host_copies(placed, HostPart.SLEEP, off=copies)
         way = {HostPart.TAKEN: self.taken}
+        if self.routes:
+            # Once by pass, and once joined when the answer ends
+            known = min(block.step_sequences, self.answers or block.step_sequences)
+            recorded = (known + 1) * self.sequence_length * model.route_bytes
+            way[HostPart.ROUTES] = recorded
         if placed.accelerators_per_rank > 1 and not self.sync.windows:
             way[HostPart.BUCKETS] = formulas.cut_buckets(model)
         host = {

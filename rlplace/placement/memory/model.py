@@ -29,6 +29,7 @@ class Head(enum.Enum):
 
 
 _FLOAT32 = 4
+_SMALL_EXPERTS = 128  # numbers of so many experts fit into a signed byte, beside -1
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,6 +64,23 @@ class ModelShape:
     def met(self) -> int:
         """The number of parameters that one token uses. A mixture of experts has more parameters than that."""
         return round(sum(w.elements * w.met * copies for w, copies in self.weights()))
+
+    @property
+    def route_bytes(self) -> int:
+        """Bytes per token of a record of the experts that all layers choose; 0 without experts.
+
+        An expert is one byte in layers of up to 128 experts, else two bytes, as `models.routers.route_dtype` has it.
+        """
+        found = 0
+        for block in self.blocks:
+            # Stacked experts: [E, rows, columns], of which a token uses k of E
+            stacked = [w for w in block.weights if w.met < 1 and len(w.shape) == 3]
+            if stacked:
+                experts = stacked[0].shape[0]
+                chosen = round(experts * stacked[0].met)
+                each = 1 if experts <= _SMALL_EXPERTS else 2
+                found += block.layers * chosen * each
+        return found
 
     def weights(self) -> tuple[tuple[Weight, int], ...]:
         """Return (weight, number of layers that have it) for each weight of the model.

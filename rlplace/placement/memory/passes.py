@@ -39,7 +39,7 @@ class Pass:
     computes with copies of the weights, gathered or of another dtype. `shared`: whether ranks hold shards of the
     weights. `kept_gathered`: whether layers stay gathered from the forward to the backward pass. `exchanged`:
     context-parallel ranks. `by_sequence`: whether attention runs one sequence at a time. `repeated`: whether keys and
-    values are repeated for every query head.
+    values are repeated for every query head. `routes`: bytes per token of experts that are replayed; 0: none are.
     """
 
     model: ModelShape
@@ -56,6 +56,8 @@ class Pass:
     # Attention runs one sequence after the other, and its outputs are joined.
     by_sequence: bool = True
     repeated: bool = False  # keys and values are repeated for every query head
+    # Bytes per token of the experts that routers replay; each rank has those of all tokens
+    routes: int = 0
 
     def forward(self) -> Moment:
         """Return the bytes, by kind, at the peak of a pass without gradients.
@@ -265,9 +267,9 @@ class Pass:
 
         Input images count as if all tokens came from images.
         """
-        return _TOKEN_BYTES * self.tokens + (
-            self.model.tower.given(self.tokens) if self.model.tower else 0
-        )
+        images = self.model.tower.given(self.tokens) if self.model.tower else 0
+        routes = self.routes * self.tokens * self.exchanged
+        return _TOKEN_BYTES * self.tokens + images + routes
 
     @property
     def _layer(self) -> int:

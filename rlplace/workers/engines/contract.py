@@ -144,7 +144,7 @@ class EngineSettings:
     `takes_texts`: whether requests may have stop texts of their own. `emulated_memory`: bytes of an emulated
     accelerator. `tensor_parallel`: number of accelerators over which the engine splits the weights. `env`: config with
     the limits of images. `adapter`: LoRA factors that the engine applies beside its weights; None: factors are added to
-    the weights.
+    the weights. `routes`: whether completions have the experts that a mixture of experts chose for each token.
 
     The transformers engine ignores the config's keys about step sizes, CUDA graphs and sleep.
     """
@@ -170,6 +170,8 @@ class EngineSettings:
     env: TextEnvConfig = dataclasses.field(default_factory=TextEnvConfig)
     # Factors that are applied beside the weights
     adapter: AdapterSettings | None = None
+    # Completions have the experts of each token
+    routes: bool = False
 
     def drawn(self, request: Request) -> TextRolloutConfig:
         """Return the sampling parameters for the answers to `request`: its own if it has some, those of evaluation for

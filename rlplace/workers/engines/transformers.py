@@ -12,6 +12,7 @@ The answers of a request share the pass over its prompt. For machines without vL
 from __future__ import annotations
 
 import collections
+import contextlib
 import dataclasses
 import functools
 import os
@@ -45,11 +46,12 @@ from rlplace.models.lora import (
     is_factor,
     stored_factors,
 )
+from rlplace.models.routers import Routers, route_dtype
 from rlplace.models.tokenizer import StopTexts, Tokenizer
 from rlplace.models.vision import VisionSpec
 from rlplace.placement.schedule import Residency
 from rlplace.stopwatch import Stopwatch
-from rlplace.tokens import Completion, Files, Finish, Request, Tokens
+from rlplace.tokens import Completion, Files, Finish, Request, Routes, Tokens
 from rlplace.workers.engines.contract import (
     NO_FACTORS,
     TORCH_NAMES,
@@ -85,7 +87,7 @@ class _Answer:
 
     `sample`: index of the answer in its group. `numbers`: generator of the answer's own random numbers. `tokens`,
     `logprobs`, `versions`: one entry for each token so far. `spared`: how many more tokens than positions the answer's
-    images have.
+    images have. `routes`: the experts of all tokens that were read so far, by pass; empty if they are not recorded.
     """
 
     request: Request
@@ -95,11 +97,19 @@ class _Answer:
     logprobs: list[float] = dataclasses.field(default_factory=list)
     versions: list[int] = dataclasses.field(default_factory=list)
     spared: int = 0  # tokens minus positions of its images, where an image has fewer positions than tokens
+    # [tokens of a pass, routers, k] each
+    routes: list[Routes] = dataclasses.field(default_factory=list)
 
     @property
     def length(self) -> int:
         """Number of tokens of prompt and answer so far."""
         return len(self.request.tokens) + len(self.tokens)
+
+    def learned_routes(self) -> Routes | None:
+        """Return the experts of all tokens that were read, [tokens, routers, k]; None if nothing replays them."""
+        if not self.routes or self.request.held_out:
+            return None
+        return np.concatenate(self.routes)
 
     def finish(
         self, stops: Sequence[int], texts: StopTexts | None, least: int, context: int
@@ -171,6 +181,10 @@ class TransformersEngine(ModuleEngine):
             self._model.tie_weights()
             if settings.adapter is not None:
                 add_empty_factors(self._model, _spec_of(settings.adapter))
+        # Records the experts of each token, if the learner replays them
+        self._routers: Routers | None = None
+        if settings.routes:
+            self._routers = Routers(self._model.base_model)
         self._cache: BatchCache | None = None
         self._waiting: collections.deque[_Answer] = collections.deque()
         # The answer in each row of the cache
@@ -350,13 +364,18 @@ class TransformersEngine(ModuleEngine):
             spared = [[answer.spared] for answer in self._active]
             positions = positions - torch.tensor(spared, device=self._torch_device)
             last = [[answer.tokens[-1]] for answer in self._active]
-            output = self._model(
-                input_ids=torch.tensor(last, device=self._torch_device),
-                position_ids=positions,
-                attention_mask=mask,
-                past_key_values=cache,
-                use_cache=True,
-            )
+            with self._recorded() as found:
+                output = self._model(
+                    input_ids=torch.tensor(last, device=self._torch_device),
+                    position_ids=positions,
+                    attention_mask=mask,
+                    past_key_values=cache,
+                    use_cache=True,
+                )
+            routes = self._routes_of(found)
+            if routes is not None:
+                for row, answer in enumerate(self._active):
+                    answer.routes.append(routes[row : row + 1])
             self._choose(self._active, output.logits[:, -1])
             active = len(self._active)
             finished += self._take_finished(cache)
@@ -388,9 +407,14 @@ class TransformersEngine(ModuleEngine):
         so_far = torch.from_numpy(
             np.concatenate([first.request.tokens, np.array(first.tokens, np.int32)])
         )
-        logits = self._read(
-            so_far.to(self._torch_device), first.request.images, prefix, alike
-        )
+        with self._recorded() as found:
+            logits = self._read(
+                so_far.to(self._torch_device), first.request.images, prefix, alike
+            )
+        routes = self._routes_of(found)
+        if routes is not None:
+            for answer in alike:
+                answer.routes = [routes]
         cache.fill(len(self._active), len(alike), prefix)
         self.cached_tokens += (len(alike) - 1) * len(so_far)
         self._choose(alike, logits.expand(len(alike), -1))
@@ -426,6 +450,26 @@ class TransformersEngine(ModuleEngine):
         for answer in answers:
             answer.spared = len(tokens) - 1 - int(positions.max())
         return cast(Tensor, self._model.get_output_embeddings()(states[-1:]))
+
+    def _recorded(self) -> contextlib.AbstractContextManager[list[Tensor]]:
+        """Record the experts of the pass inside of the `with` block, if the settings ask for it.
+
+        The yielded list then gets one tensor [tokens, k] for each router; else it stays empty.
+        """
+        if self._routers is None:
+            return contextlib.nullcontext([])
+        return self._routers.recorded()
+
+    def _routes_of(self, found: Sequence[Tensor]) -> Routes | None:
+        """Return the routes of a pass on the host, [tokens, routers, k]; None if nothing was recorded.
+
+        `found`: the experts of each router, [tokens, k].
+        """
+        if self._routers is None or not found:
+            return None
+        stacked = torch.stack(list(found), dim=1)
+        dtype = route_dtype(self._routers.experts)
+        return stacked.to(dtype).cpu().numpy()
 
     def _choose(self, answers: Sequence[_Answer], logits: Tensor) -> None:
         """Draw the next token of each answer from `logits` [answers, size of the vocabulary], and append it to the
@@ -489,6 +533,7 @@ class TransformersEngine(ModuleEngine):
                     logprobs=np.array(answer.logprobs, np.float32),
                     versions=np.array(answer.versions, np.int32),
                     finish=finish,
+                    routes=answer.learned_routes(),
                 )
             )
             last = self._active.pop()

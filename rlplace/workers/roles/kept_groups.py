@@ -6,6 +6,7 @@ written.
 ::
 
     groups_00000-00007.npz    tokens, mask, logprobs, versions    of all samples, one after the other
+                              routes                              the same, if samples have them
                               index                               JSON: what was asked, and the rest of each sample
 """
 
@@ -17,7 +18,7 @@ import json
 import os
 import re
 import zipfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,7 @@ import numpy as np
 
 from rlplace.envs.text import Transcript
 from rlplace.json_text import parsed
-from rlplace.tokens import Files, Sample
+from rlplace.tokens import Files, Routes, Sample
 from rlplace.workers.saving import unreadable_state
 
 Group = tuple[Sample, ...]
@@ -33,6 +34,7 @@ Group = tuple[Sample, ...]
 Kept = dict[int, dict[int, Group]]
 
 _ARRAYS = ("tokens", "mask", "logprobs", "versions")
+_ROUTES = "routes"
 _VALUES = ("group", "sample", "reward", "rewards", "turns", "truncated")
 
 
@@ -81,6 +83,7 @@ def write(
         else np.empty(0)
         for n in _ARRAYS
     }
+    arrays |= _routes([sample for _, sample in samples])
     header = json.dumps({"asked": asked, "samples": index}).encode()
     name = f"groups_{groups.start:05}-{groups.stop - 1:05}.npz"
     with open(folder / name, "wb") as out:
@@ -122,6 +125,24 @@ def read(folder: Path, groups: range, asked: str) -> Kept:
     return kept
 
 
+def _routes(samples: Sequence[Sample]) -> dict[str, Routes]:
+    """Return the name of the array with all routes -> the routes of all samples; empty if no sample has routes.
+
+    For a sample without routes, such as one that failed, all routes are unknown.
+    """
+    known = [sample.routes for sample in samples if sample.routes is not None]
+    if not known:
+        return {}
+    found = []
+    for sample in samples:
+        routes = sample.routes
+        if routes is None:
+            shape = (sample.weight, *known[0].shape[1:])
+            routes = np.full(shape, -1, known[0].dtype)
+        found.append(routes)
+    return {_ROUTES: np.concatenate(found)}
+
+
 def digests(images: Files) -> tuple[bytes, ...]:
     return tuple(hashlib.sha256(image).hexdigest().encode() for image in images)
 
@@ -131,7 +152,8 @@ def _samples(file: Path, asked: str) -> list[tuple[int, Sample]]:
         index = parsed(stored["index"].tobytes())
         if index["asked"] != asked:
             return []
-        arrays = {name: stored[name] for name in _ARRAYS}
+        names = [*_ARRAYS, *({_ROUTES} & {*stored.files})]
+        arrays = {name: stored[name] for name in names}
     samples = []
     start = 0
     for entry in index["samples"]:

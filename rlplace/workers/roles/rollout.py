@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from rlplace.codes import problem
+from rlplace.codes import config_error, problem
 from rlplace.envs.contract import ContinuousActions
 from rlplace.errors import ChannelEmpty, DivergedError
 from rlplace.metrics import Metric, Metrics
@@ -522,6 +522,7 @@ class TextRolloutWorker(RolloutWorker):
             emulated_memory=job.config.cluster.accelerator.memory,
             tensor_parallel=len(self.context.slot.accelerators),
             env=job.config.env,
+            routes=actor.router_replay,
         )
 
     def _drops_weights(self) -> bool:
@@ -633,6 +634,8 @@ class TextRolloutWorker(RolloutWorker):
         for completion in finished:
             if not np.isfinite(completion.logprobs).all():
                 self._note_not_finite(completion)
+            if completion.routes is None and not completion.held_out:
+                self._check_routes()
             self.context.channels[COMPLETIONS].put(
                 completion, key=str(completion.env_rank)
             )
@@ -642,6 +645,16 @@ class TextRolloutWorker(RolloutWorker):
         if finished:
             counts.answers += len(finished)
             counts.watch.lap("put", len(finished))
+
+    def _check_routes(self) -> None:
+        """Raise ConfigError if answers to be learned must have routes. Only a custom engine can lack them."""
+        if self.config.config.actor.router_replay:
+            raise config_error(
+                "no-routes",
+                "actor.router_replay",
+                self.config.config.rollout.engine,
+                owner=self.context.owner,
+            )
 
     def _note_not_finite(self, completion: Completion) -> None:
         """Raise DivergedError for an answer with numbers that are not finite; log it if the config skips such ones."""

@@ -183,6 +183,8 @@ class ModelInput(NamedTuple):
     mask: NDArray[np.bool_]  # [L'], true at the tokens to score
     images: Files = ()
     parts: tuple[int, ...] = ()
+    # A scorer's routers choose by themselves
+    routes: None = None
 
 
 class Scorer(RoleWorker, abc.ABC):

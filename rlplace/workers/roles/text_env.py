@@ -186,11 +186,14 @@ class TextEnvWorker(EnvWorker):
                 (int(s.versions[s.mask].min()) for s in group if s.response_tokens),
                 default=None,
             )
-            bare = tuple(sample.without_text() for sample in group)
             for channel, text in self._readers.items():
-                self.context.channels[channel].put(
-                    group if text else bare, weight=tokens, version=oldest
-                )
+                item = group
+                if not text:
+                    item = tuple(sample.without_text() for sample in item)
+                # Only the policy replays its own routes
+                if channel != SAMPLES:
+                    item = tuple(sample.without_routes() for sample in item)
+                self.context.channels[channel].put(item, weight=tokens, version=oldest)
         refilled = (
             {"env/groups_refilled": Metric(len(play.refilled), "sum")}
             if refills
@@ -295,7 +298,9 @@ class TextEnvWorker(EnvWorker):
             algorithm.samples_per_prompt,
             algorithm.max_staleness,
         )
-        return repr((*sizes, env.task, env.kwargs, env.max_turns, env.rewards))
+        # Groups without routes cannot be replayed
+        routes = ("routes",) if self.config.config.actor.router_replay else ()
+        return repr((*sizes, env.task, env.kwargs, env.max_turns, env.rewards, *routes))
 
     def evaluate(self, iteration: int) -> Metrics:
         """Request answers to this rank's held-out prompts, grade the answers, and return metrics.

@@ -47,10 +47,11 @@ from rlplace.algo.packing import MicroBatch, Packing, SampleSizes, pack, pack_st
 from rlplace.algo.variants import TokenSamples
 from rlplace.codes import problem
 from rlplace.config.blocks.language_model import LanguageModelJobConfig
-from rlplace.metrics import MISMATCH, Metrics
+from rlplace.metrics import MISMATCH, Metric, Metrics
 from rlplace.models.causal_lm import ValuedScores
 from rlplace.models.lora import without_factors
 from rlplace.models.packed import Packed, TokenScores
+from rlplace.models.routers import load_metrics
 from rlplace.stopwatch import Stopwatch
 from rlplace.workers.training.optimizer import Numbers, Trainer, Update, mean_of
 from rlplace.workers.training.ranks import Ranks
@@ -78,6 +79,9 @@ class LmLearner:
 
     It uses the model and the trainer, but does not own them. Its inference and learning methods are collectives.
     """
+
+    # Tokens of each expert of a mixture of experts [R, E] in the learning passes of this rank
+    _expert_counts: Tensor | None = None
 
     def __init__(
         self,
@@ -182,20 +186,24 @@ class LmLearner:
         micro_batches: Iterable[MicroBatch],
         scores: Callable[[Packed], Sequence[Tensor]],
         rows: int,
+        *,
+        replays: bool = True,
     ) -> Tensor:
         """Return the outputs of the model for all M response tokens of all ranks, [rows, M]. Every rank gets all. A
         collective.
 
         `micro_batches`: micro-batches of this rank. Over all replicas, each sample is in one micro-batch, and each
         replica has the same number of micro-batches. `scores`: runs the model on a packed micro-batch, and returns
-        `rows` tensors, each with one number per response token of the micro-batch.
+        `rows` tensors, each with one number per response token of the micro-batch. `replays`: let routers take the
+        experts that the samples have.
         """
         watch = Stopwatch()
         # Each token is filled by one primary rank and stays zero elsewhere, so a sum assembles all tokens
         found = torch.zeros(rows, batch.tokens, device=self._lm.device)
         with torch.no_grad():
             for picks in micro_batches:
-                scored = torch.stack(tuple(scores(batch.packed(picks))))
+                packed = batch.packed(picks, replays=replays)
+                scored = torch.stack(tuple(scores(packed)))
                 if self._ranks.is_primary:
                     found[:, batch.places(picks)] = scored
                 self._lap(watch, self._part("score"), batch.size(picks))
@@ -243,6 +251,70 @@ class LmLearner:
         if self._ranks.world_size > 1:
             return f"sharded_{name}"
         return name
+
+    # ── mixtures of experts ──────────────────────────────────────────────────────────────────────────────────────────
+
+    def _watch_experts(self) -> None:
+        """Let passes of the actor's model count the tokens of each expert, and compute the auxiliary loss if it has a
+        weight.
+        """
+        routers = self._lm.module.routers
+        routers.counts = True
+        routers.balances = self._config.actor.router_loss_coef > 0
+
+    def _with_balance(
+        self,
+        loss: Tensor,
+        numbers: dict[str, Tensor],
+        lengths: Tensor,
+        totals: Totals,
+    ) -> Tensor:
+        """Return the loss of the last pass with the auxiliary loss of its routers, and count the tokens of its experts.
+
+        The auxiliary loss of a micro-batch has the weight that its samples have in the step, so it is a mean over
+        micro-batches, as in other trainers: experts are balanced within a micro-batch.
+
+        `numbers`: what the micro-batch adds to each metric; the auxiliary loss is added. `lengths`: response tokens of
+        each of its samples. `totals`: numbers of samples and tokens of the step over all ranks.
+        """
+        balance = self._lm.module.routers.balance()
+        # The pass of a micro-batch without samples has one filler token
+        if balance is None:
+            return loss
+        if len(lengths):
+            if self._expert_counts is None:
+                self._expert_counts = torch.zeros_like(balance.counts)
+            self._expert_counts += balance.counts
+        if balance.loss is None:
+            return loss
+        by_tokens = float(lengths.sum()) / max(1, totals.tokens)
+        share = by_tokens
+        if self._algorithm.mean != "token":
+            share = len(lengths) / max(1, totals.samples)
+        numbers["router_loss"] = (by_tokens * balance.loss.detach()).double()
+        return loss + self._config.actor.router_loss_coef * share * balance.loss
+
+    def _take_load(self) -> Metrics:
+        """Return metrics of how tokens are spread over experts since the last call; {} without routers. A collective.
+
+        Each rank counts its own tokens, and all of them return the metrics of all tokens.
+        """
+        routers = self._lm.module.routers
+        if not len(routers):
+            return {}
+        counts = self._expert_counts
+        self._expert_counts = None
+        if counts is None:
+            counts = torch.zeros(
+                (len(routers), routers.experts),
+                dtype=torch.int64,
+                device=self._lm.device,
+            )
+        summed = self._ranks.sum(counts.double().view(-1)).view(counts.shape)
+        if not summed.sum():
+            return {}
+        found = load_metrics(summed)
+        return {f"actor/{name}": Metric(value) for name, value in found.items()}
 
     # ── learning ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -364,6 +436,7 @@ class ActorLearner(LmLearner):
             )
         # Temperature 0 is greedy: its answers carry log-probabilities at temperature 1
         self._temperature = config.rollout.temperature or 1.0
+        self._watch_experts()
 
     def plan(self, lengths: Lengths, iteration: int) -> tuple[Packing, ...]:
         """Return the result of `LmLearner.plan`, or an empty tuple in the first iterations, in which only the critic
@@ -386,9 +459,11 @@ class ActorLearner(LmLearner):
         batch = Batch(shard, self._lm.device)
         micro_batches = self.inference_plan(shard.lengths).ranks[self._ranks.replica]
 
-        def found(*fields: str) -> list[BySample]:
+        def found(*fields: str, replays: bool = True) -> list[BySample]:
             # [fields, M] cut into one array per sample
-            scores = self._token_scores(batch, micro_batches, fields).cpu()
+            scores = self._token_scores(
+                batch, micro_batches, fields, replays=replays
+            ).cpu()
             responses = list(shard.lengths.responses)
             by_field: list[BySample] = []
             for score in scores:
@@ -401,9 +476,9 @@ class ActorLearner(LmLearner):
         elif "old" in asked:
             (inferred["old"],) = found("logprobs")
         if "reference" in asked:
-            # LoRA: without its factors the model is the reference
+            # LoRA: without its factors the model is the reference, whose routers choose by themselves
             with without_factors(self._lm.module):
-                (inferred["reference"],) = found("logprobs")
+                (inferred["reference"],) = found("logprobs", replays=False)
         return inferred
 
     def _token_scores(
@@ -411,19 +486,21 @@ class ActorLearner(LmLearner):
         batch: Batch,
         micro_batches: Iterable[MicroBatch],
         fields: Sequence[str],
+        *,
+        replays: bool = True,
     ) -> Tensor:
         """Return outputs of the model for all M response tokens of all ranks, [fields, M]. Every rank gets all. A
         collective.
 
         `fields`: names of the outputs, such as `logprobs`. `micro_batches`: micro-batches of this rank. Over all
-        replicas, each sample is in one micro-batch.
+        replicas, each sample is in one micro-batch. `replays`: let routers take the experts that the samples have.
         """
 
         def scores(packed: Packed) -> list[Tensor]:
             found = self._lm.module(packed, self._temperature)
             return [getattr(found, field) for field in fields]
 
-        return self._infer(batch, micro_batches, scores, len(fields))
+        return self._infer(batch, micro_batches, scores, len(fields), replays=replays)
 
     def learn(self, shard: SampleShard, iteration: int) -> Update:
         if self._algorithm.accumulate_early:
@@ -466,11 +543,10 @@ class ActorLearner(LmLearner):
             return self._loss(batch, picks, totals, scores, behaviour, importance)
 
         update = self._learn(shard.lengths, plan, iteration, differentiate)
+        metrics = self._take_load()
         if sampled:
-            return dataclasses.replace(
-                update, metrics=self._mismatch(sampled, iteration)
-            )
-        return update
+            metrics = {**metrics, **self._mismatch(sampled, iteration)}
+        return dataclasses.replace(update, metrics=metrics)
 
     def _mismatch(self, sampled: Sequence[_Sampled], iteration: int) -> Metrics:
         """Return metrics of the difference between the engine's and the trainer's log-probabilities of the same tokens.
@@ -611,12 +687,13 @@ class ActorLearner(LmLearner):
             lr=lr,
             tokens=held.tokens if numbers is not None else 0,
             imbalance=held.lost / held.tokens,
-            metrics=self._mismatch(held.sampled, iteration),
+            metrics={**self._take_load(), **self._mismatch(held.sampled, iteration)},
         )
 
     def drop(self) -> None:
         """Discard the gradients that `accumulate` has added up, and their counts."""
         self._accumulated = None
+        self._expert_counts = None
         self._lm.drop_gathered()
 
     def _loss(
@@ -676,6 +753,7 @@ class ActorLearner(LmLearner):
             valued = self._value_loss(scores.values, before, returns).sum() / tokens
             loss = loss + algorithm.value_coef * valued
             numbers["value_loss"] = valued.detach().double()
+        loss = self._with_balance(loss, numbers, lengths, totals)
         del numbers["policy_loss"]
         return loss, {"loss": loss.detach().double(), **numbers}
 
@@ -807,14 +885,17 @@ class SupervisedLearner(LmLearner):
             tokens = max(1, totals.tokens)
             right = scores.logprobs == scores.likeliest
             entropies = scores.entropies.detach()
-            return loss, {
-                "loss": loss.detach().double(),
+            numbers = {
                 "token_accuracy": right.sum(dtype=torch.float64) / tokens,
                 "entropy": entropies.sum(dtype=torch.float64) / tokens,
             }
+            loss = self._with_balance(loss, numbers, lengths, totals)
+            return loss, {"loss": loss.detach().double(), **numbers}
 
+        self._watch_experts()
         plan = self.plan(shard.lengths, iteration)
-        return self._learn(shard.lengths, plan, iteration, differentiate)
+        update = self._learn(shard.lengths, plan, iteration, differentiate)
+        return dataclasses.replace(update, metrics=self._take_load())
 
     def evaluate(self, shard: SampleShard) -> HeldOut:
         """Return numbers of held-out rows by the present weights, equal on every rank. A collective.

@@ -27,7 +27,7 @@ from rlplace.comm.channel import Channel
 from rlplace.errors import ChannelTimeout, DivergedError
 from rlplace.models.packed import Packed
 from rlplace.placement.language.spec import role_of
-from rlplace.tokens import Files, Sample, Scores, by_group
+from rlplace.tokens import Files, Routes, Sample, Scores, by_group
 from rlplace.workers.worker import out_of_step, score_not_finite
 
 Groups = Sequence[Sequence[Sample]]
@@ -76,7 +76,7 @@ class Lengths:
 class Masked(Protocol):
     """The attributes of a sample that a forward pass needs.
 
-    `mask`: true at the tokens that are scored. `parts`: as those of a sample.
+    `mask`: true at the tokens that are scored. `parts`, `routes`: as those of a sample.
     """
 
     @property
@@ -89,6 +89,8 @@ class Masked(Protocol):
     def images(self) -> Files: ...
     @property
     def parts(self) -> tuple[int, ...]: ...
+    @property
+    def routes(self) -> Routes | None: ...
 
 
 def sizes_of(
@@ -103,8 +105,9 @@ def sizes_of(
     of the shared prefix has for each sample, divided by the cost of a token of the sample itself; None: samples share
     no prefix.
 
-    A shared prefix ends before the first scored token of any sample of the group. If samples have images, they share
-    the whole prefix before the first scored token, or no prefix.
+    A shared prefix ends before the first scored token of any sample of the group, and before the first token for which
+    samples have other experts to be replayed. If samples have images, they share the whole prefix before the first
+    scored token, or no prefix.
     """
     tokens = tuple(len(sample.tokens) for sample in samples)
     groups = tuple(sample.group for sample in samples)
@@ -127,6 +130,7 @@ def sizes_of(
             differ = np.flatnonzero(first.tokens[:shared] != other.tokens[:shared])
             if len(differ):
                 shared = int(differ[0])
+            shared = _equal_routes(first.routes, other.routes, shared)
         # Image tokens are placeholders, so equal tokens do not mean equal images
         if any(s.images for s in group):
             equal_images = all(s.images == first.images for s in group)
@@ -134,6 +138,14 @@ def sizes_of(
                 shared = 0
         prefixes += [shared] * len(group)
     return SampleSizes(tokens, tuple(prefixes), groups, shared_prefix_cost)
+
+
+def _equal_routes(one: Routes | None, other: Routes | None, tokens: int) -> int:
+    """Return how many of the first `tokens` tokens of two samples have the same experts to be replayed."""
+    if one is None or other is None:
+        return tokens if one is other else 0
+    differ = np.flatnonzero((one[:tokens] != other[:tokens]).any(axis=(1, 2)))
+    return int(differ[0]) if len(differ) else tokens
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -388,8 +400,11 @@ class Batch:
         """M, the number of response tokens in the samples of all ranks."""
         return int(self._first[-1])
 
-    def packed(self, picks: MicroBatch) -> Packed:
-        """Return the input of a forward pass over the samples `picks`."""
+    def packed(self, picks: MicroBatch, *, replays: bool = True) -> Packed:
+        """Return the input of a forward pass over the samples `picks`.
+
+        `replays`: let routers take the experts that the samples have; else they choose.
+        """
         chosen = [self._shard.samples[i] for i in picks]
         # Neighbours with a common prefix, which is computed once
         alike = self._shard.lengths.sizes.alike(picks)
@@ -401,6 +416,7 @@ class Batch:
             alike,
             images,
             [s.parts for s in chosen],
+            [s.routes for s in chosen] if replays else (),
         )
 
     def size(self, picks: MicroBatch) -> int:

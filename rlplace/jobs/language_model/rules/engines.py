@@ -10,6 +10,7 @@ from rlplace.config.blocks.language_model import LanguageModelJobConfig
 from rlplace.config.blocks.training import AlgorithmConfig
 from rlplace.config.model_folder import text_keys
 from rlplace.jobs.language_model.rules.case import PlannedJob
+from rlplace.jobs.language_model.rules.experts import has_experts
 from rlplace.models.families import VISION_FAMILIES
 from rlplace.placement.memory.demands import vllm_lora_rank
 
@@ -52,7 +53,7 @@ def _factors_not_merged(case: PlannedJob) -> Iterator[Found]:
         error = "adapter-engine"
     elif engine == "vllm" and vllm_lora_rank(rank) is None:
         error = "adapter-rank"
-    elif family in VISION_FAMILIES or _has_experts(case.model):
+    elif family in VISION_FAMILIES or has_experts(case.model):
         error = "adapter-family"
     if error is not None:
         yield Found(
@@ -61,12 +62,6 @@ def _factors_not_merged(case: PlannedJob) -> Iterator[Found]:
             error=error,
             facts={"engine": engine, "rank": rank, "family": family},
         )
-
-
-def _has_experts(model: Mapping[str, object]) -> bool:
-    """Return whether a model is a mixture of experts. `model`: the content of its config.json."""
-    keys = ("num_experts", "num_local_experts", "n_routed_experts")
-    return any(model.get(key) for key in keys)
 
 
 PLANNED: tuple[Rule[PlannedJob], ...] = (

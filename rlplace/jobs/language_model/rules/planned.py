@@ -10,6 +10,7 @@ from rlplace.config.blocks.language_model import LanguageModelJobConfig
 from rlplace.errors import Problem
 from rlplace.jobs.language_model.rules import (
     engines,
+    experts,
     families,
     images,
     parallel,
@@ -35,6 +36,7 @@ def plan_problems(config: LanguageModelJobConfig, plan: Plan) -> Iterator[Proble
     yield from broken(engines.OF_MODEL, engines.ServedModel.of(case))
     yield from broken(trained.SYNC, config)
     yield from broken(engines.PLANNED, case)
+    yield from broken(experts.RULES, case)
     yield from broken(parallel.RULES, case)
     yield from broken(families.RULES, case)
     yield from broken(images.RULES, case)

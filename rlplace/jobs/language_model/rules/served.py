@@ -31,6 +31,8 @@ _FIXED = {
     "reference.share_actor": False,
     "runner.eval_every": 0,
     "actor.ema_decay": None,
+    "actor.router_replay": False,
+    "actor.router_loss_coef": 0.0,
 }
 
 

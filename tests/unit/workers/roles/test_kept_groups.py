@@ -120,3 +120,19 @@ def test_a_damaged_file_is_named(tmp_path: Path) -> None:
         read(tmp_path, range(1), "asked")
     assert error.value.codes == ("checkpoint-damaged",)
     assert name in str(error.value)
+
+
+def test_routes_come_back_and_a_sample_without_them_has_unknown_ones(
+    tmp_path: Path,
+) -> None:
+    one, failed = group(0)
+    routes = np.arange(3 * 2 * 2, dtype=np.int16).reshape(3, 2, 2) + 200
+    kept = {5: [(dataclasses.replace(one, routes=routes), failed)]}
+    write(tmp_path, range(1), "asked", kept, text=False)
+    back, other = read(tmp_path, range(1), "asked")[5][0]
+    assert back.routes is not None
+    assert back.routes.dtype == np.int16
+    assert np.array_equal(back.routes, routes)
+    assert other.routes is not None
+    assert other.routes.shape == (4, 2, 2)
+    assert (other.routes == -1).all()

@@ -22,6 +22,7 @@ from rlplace.errors import (
     ChannelBroken,
     ChannelEmpty,
     ChannelMisuse,
+    ConfigError,
     DivergedError,
     Problem,
 )
@@ -66,6 +67,7 @@ def job_of(
     memory: str = "1GiB",
     on_poison: str = "stop",
     env: Mapping[str, Any] | None = None,
+    router_replay: bool = False,
     **rollout: Any,
 ) -> TextArguments:
     placement = {"actor": "0", "env": "0", "rollout": f"0-{rollout_ranks - 1}"}
@@ -89,7 +91,7 @@ def job_of(
                 "samples_per_prompt": SAMPLES,
                 **lengths,
             },
-            "actor": {"model": {"path": str(folder)}},
+            "actor": {"model": {"path": str(folder)}, "router_replay": router_replay},
             "env": env or {"task": "arithmetic"},
             "rollout": {**small, **rollout},
             "faults": {"on_poison": on_poison},
@@ -403,6 +405,22 @@ def test_an_answer_of_broken_weights_goes_to_nobody(
         rank.worker.generate(0)
     assert caught.value.code == "logprob-not-finite"
     assert says in str(caught.value)
+    assert rank.answers(0) == []
+
+
+def test_an_engine_without_routes_cannot_be_replayed(
+    start: Start, model: nn.Module
+) -> None:
+    """No experts are recorded of a dense model; held-out answers need none."""
+    rank = start(model, router_replay=True)
+    rank.ask(request_of(0, held_out=True))
+    rank.worker.generate(0)
+    assert len(rank.answers(0)) == 1
+    rank.ask(request_of(0))
+    with pytest.raises(ConfigError) as caught:
+        rank.worker.generate(0)
+    (problem,) = caught.value.problems
+    assert (problem.code, problem.fix) == ("no-routes", "router_replay: false")
     assert rank.answers(0) == []
 
 

@@ -128,6 +128,34 @@ def test_what_samples_have_in_common_is_compared_and_ends_before_what_is_scored_
     )
 
 
+def test_a_prompt_is_shared_as_far_as_its_experts_are_equal() -> None:
+    one = sample(0, [1, 2, 3, 4, 5], 4)
+    routes = np.zeros((5, 2, 2), np.int8)
+    other = routes.copy()
+    other[2, 1, 0] = 3
+    groups = [
+        [dataclasses.replace(one, routes=r) for r in (routes, routes.copy())],
+        [dataclasses.replace(one, group=1, routes=r) for r in (routes, other)],
+        [dataclasses.replace(one, group=2, routes=r) for r in (routes, None)],
+        [dataclasses.replace(one, group=3, routes=None)] * 2,
+    ]
+    lengths = Lengths.of(groups, shared_prefix_cost=0.0)
+    assert lengths.sizes.prompts == (4, 4, 2, 2, 0, 0, 4, 4)
+    samples = dict(enumerate(s for group in groups for s in group))
+    shard = SampleShard(lengths=lengths, samples=samples, targets={}, kl_coef=0.0)
+    batch = Batch(shard, torch.device("cpu"))
+    packed = batch.packed((2, 3))
+    assert packed.lengths == (2, 3, 3)
+    assert packed.routes is not None
+    # The place of token 2 of the second sample
+    assert packed.routes[:, 1, 0].tolist() == [0, 0, 0, 0, 0, 3, 0, 0]
+    assert batch.packed((2, 3), replays=False).routes is None
+    assert batch.packed((6, 7)).routes is None
+    mixed = batch.packed((4, 5)).routes
+    assert mixed is not None
+    assert mixed[:, 0, 0].tolist() == [0] * 5 + [-1] * 5
+
+
 @pytest.mark.parametrize(
     ("other", "image", "shared"),
     [([1, 2, 3, 4], b"a", 3), ([1, 2, 3, 4], b"b", 0), ([1, 9, 3, 4], b"a", 0)],

@@ -63,6 +63,8 @@ class LmScenario:
     trained: Block = dataclasses.field(default_factory=dict)  # of the component
     rollout: Block = dataclasses.field(default_factory=dict)
     reference: Block = dataclasses.field(default_factory=dict)
+    # (routers, experts, experts of a token) whose routes the samples have
+    routes: tuple[int, int, int] | None = None
     deliveries: tuple[Delivery, ...] = ()  # none: one that all ranks read and are near
     session: Session = WHOLE
 
@@ -148,6 +150,28 @@ def _sample(
         turns=1 + bool(between),
         truncated=False,
     )
+
+
+def with_routes(
+    groups: Groups, routers: int, experts: int, chosen: int
+) -> list[tuple[Sample, ...]]:
+    """Random experts of each token, equal for the prompt of a group; nothing has read the last token."""
+    found = []
+    for group in groups:
+        members = []
+        for sample in group:
+            drawn = []
+            for place in range(sample.weight):
+                whose = -1 if place < sample.prompt_tokens else sample.sample
+                rng = np.random.default_rng([sample.group, whose + 1, place])
+                drawn.append(
+                    [rng.permutation(experts)[:chosen] for _ in range(routers)]
+                )
+            routes = np.array(drawn, np.int8)
+            routes[-1] = -1
+            members.append(dataclasses.replace(sample, routes=routes))
+        found.append(tuple(members))
+    return found
 
 
 def everything(iteration: int = 0) -> list[Sample]:
@@ -277,7 +301,11 @@ def follow(scenario: LmScenario, worker: LmActor | Critic) -> Outcome:
     metrics, values = [], []
     scenario.session.begin(worker)
     for index in range(scenario.session.first, scenario.iterations):
-        metrics.append(iterate(worker, index))
+        groups: Groups | None = None
+        if scenario.routes is not None:
+            made = made_up_samples(index, version=index)
+            groups = with_routes(made, *scenario.routes)
+        metrics.append(iterate(worker, index, groups))
         worker.move(Residency.OFF)
         scenario.session.end(worker, index)
         if isinstance(worker, Critic):

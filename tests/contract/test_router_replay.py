@@ -18,7 +18,8 @@ from rlplace.placement.schedule import Residency
 from rlplace.tokens import Completion, Episode, Request, Sample
 from rlplace.workers.engines.contract import EngineSettings
 from rlplace.workers.engines.transformers import TransformersEngine
-from tests.lm_ranks import iterate
+from tests.contract.test_lm_ranks import check_update_of_one
+from tests.lm_ranks import LmScenario, iterate, run_lm_ranks
 from tests.rollout_stage import Ledger
 from tests.tiny_experts import (
     CHOSEN,
@@ -290,3 +291,21 @@ def test_the_auxiliary_loss_moves_routers(
             # k = 2 if experts are used equally
             assert 2 <= found["actor/router_loss"].value < 3
     assert not torch.allclose(moved[0.0], moved[1.0], atol=1e-5)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("parts", [1, 2], ids=["samples apart", "tokens apart"])
+def test_ranks_replay_the_routes_of_one(experts: Path, parts: int) -> None:
+    """Two ranks with samples of their own, and two with half of the tokens of each."""
+    one = LmScenario(
+        model=experts,
+        iterations=2,
+        algorithm={"epochs": 2},
+        trained={"router_replay": True},
+        routes=(2, 4, 2),
+    )
+    alone = run_lm_ranks(one)
+    two = dataclasses.replace(one, ranks=2, context_parallel=parts)
+    check_update_of_one(run_lm_ranks(two), alone, "actor")
+    (free,) = run_lm_ranks(dataclasses.replace(one, routes=None))
+    assert free.digest != alone[0].digest

@@ -20,7 +20,7 @@ from rlplace.tokens import Completion
 from rlplace.workers.engines.contract import AdapterSettings, EngineSettings
 from tests.contract.test_text_engine import ENGINES, run
 from tests.rollout_stage import Ledger
-from tests.tiny_lm import request_of, tiny_model
+from tests.tiny_lm import Kind, request_of, tiny_model
 
 OFF, WEIGHTS, FULL = Residency.OFF, Residency.WEIGHTS, Residency.FULL
 SCALE, RANK, CLOSE = 2.0, 3, 1e-3
@@ -37,12 +37,13 @@ class Bench:
         folder: Path,
         targets: tuple[str, ...],
         tensor_parallel: int = 1,
+        kind: Kind = "qwen3",
     ) -> None:
         import transformers
 
         from rlplace.envs.registry import named
 
-        folder = tiny_model(folder, "qwen3", seed=1)
+        folder = tiny_model(folder, kind, seed=1)
         self.base: Any = transformers.AutoModelForCausalLM.from_pretrained(folder)
         self.targets = targets
         config = TextRolloutConfig(
@@ -78,7 +79,8 @@ class Bench:
         for name, weight in self.base.named_parameters():
             last = name.removesuffix(".weight").rpartition(".")[2]
             adapted = last in self.targets if self.targets else last.endswith("_proj")
-            if adapted:
+            # Experts of a layer are one weight, and get no factors
+            if adapted and weight.ndim == 2:
                 rows, columns = weight.shape
                 a = torch.randn(RANK, columns, generator=generator) / 9
                 b = torch.randn(rows, RANK, generator=generator) / 9
@@ -112,6 +114,7 @@ class Bench:
     params=[
         ("transformers", TARGETS),
         ("transformers", ()),
+        ("transformers", (), 1, "qwen3_moe"),
         pytest.param(("vllm", TARGETS), marks=[pytest.mark.vllm, pytest.mark.slow]),
         pytest.param(("vllm", ()), marks=[pytest.mark.vllm, pytest.mark.slow]),
         pytest.param(("vllm", (), 2), marks=[pytest.mark.vllm, pytest.mark.slow]),
@@ -119,6 +122,7 @@ class Bench:
     ids=[
         "transformers-some",
         "transformers-all",
+        "transformers-experts",
         "vllm-some",
         "vllm-all",
         "vllm-in-two-processes",

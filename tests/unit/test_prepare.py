@@ -765,6 +765,26 @@ def test_experts_are_replayed_and_balanced_where_there_are_experts_and_routes(
     }
 
 
+@pytest.mark.parametrize(
+    ("engine", "fix"),
+    [
+        ("transformers", None),
+        ("vllm", "mode: lora        (or rollout.engine: transformers)"),
+    ],
+)
+def test_factors_beside_experts_are_those_of_the_transformers_engine(
+    folder: Path, engine: str, fix: str | None
+) -> None:
+    job = config(
+        folder,
+        rollout={"engine": engine},
+        actor={"model": KEYS | EXPERTS, "lora_rank": 2, "sync": {"mode": "adapter"}},
+    )
+    layout = make_plan(job, Topology.uniform(1, 4, "emulated", 1 << 40))
+    found = list(broken(engines.PLANNED, PlannedJob(config=job, plan=layout)))
+    assert [p.fix for p in found] == ([] if fix is None else [fix])
+
+
 def test_written_answers_have_no_routes(folder: Path) -> None:
     job = config(
         folder,

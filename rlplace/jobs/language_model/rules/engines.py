@@ -53,8 +53,10 @@ def _factors_not_merged(case: PlannedJob) -> Iterator[Found]:
         error = "adapter-engine"
     elif engine == "vllm" and vllm_lora_rank(rank) is None:
         error = "adapter-rank"
-    elif family in VISION_FAMILIES or has_experts(case.model):
+    elif family in VISION_FAMILIES:
         error = "adapter-family"
+    elif engine == "vllm" and has_experts(case.model):
+        error = "adapter-family-vllm"
     if error is not None:
         yield Found(
             key="actor.sync.mode",

@@ -750,9 +750,11 @@ def _no_number(
         share = show(value / 100)
         return _error("out-of-bounds", "bounds", share, rule=rule, about=about)
     # A rate or a weight with a sign too many
-    is_slip = of is float and isinstance(value, float) and value != -1
-    if is_slip and -value <= rules.get("maximum", -value) and value < 0:
-        return _error("out-of-bounds", "bounds", show(-value), rule=rule, about=about)
+    if of is float and isinstance(value, float) and value < 0 and value != -1:
+        positive = -value
+        if positive <= rules.get("maximum", positive):
+            meant = show(positive)
+            return _error("out-of-bounds", "bounds", meant, rule=rule, about=about)
     error = "usual"
     shown = rules["usual"]
     if passed in ("minimum", "maximum"):

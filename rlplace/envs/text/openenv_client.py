@@ -55,13 +55,13 @@ class RefusedAction(ValueError):
 class Observed:
     """What the environment returns after a reset or a step.
 
-    `observation`: name -> value, without the key `metadata`. `metadata`: further values. `reward`: 0.0 if the
+    `observation`: name -> value, without the key `metadata`. `metadata`: further values. `reward`: None if the
     environment gives none. `is_over`: whether the episode has ended.
     """
 
     observation: Mapping[str, Any]
     metadata: Mapping[str, Any]
-    reward: float
+    reward: float | None
     is_over: bool
 
 
@@ -184,11 +184,12 @@ def is_address(url: object) -> bool:
 def _observed(told: Mapping[str, Any]) -> Observed:
     """Return what an answer says."""
     observation = dict(told.get("observation") or {})
+    reward = told.get("reward")
     metadata = observation.pop("metadata", None) or {}
     return Observed(
         observation=observation,
         metadata={**metadata, **(told.get("metadata") or {})},
-        reward=float(told.get("reward") or 0.0),
+        reward=None if reward is None else float(reward),
         is_over=bool(told.get("done")),
     )
 

@@ -257,9 +257,10 @@ class OpenEnvEpisode:
         self.prompt = prompt
         self._tools = tools
         self._row = row
-        self._score = observed.reward
-        self._last = observed.reward
-        self._is_over = observed.is_over
+        # All rewards that the environment has given, and whether the last action got one
+        self._rewards: list[float] = []
+        self._is_rewarded = False
+        self._count(observed)
         self._sampled: Sampled | None = None
         self._answers = 0
         # Actions and calls that the policy has tried, those that were refused, and those that reached the environment
@@ -291,15 +292,19 @@ class OpenEnvEpisode:
     def facts(self) -> Mapping[str, Any]:
         """Return the columns of the row, and what has happened, for reward functions.
 
-        `score`: sum of the rewards. `last_reward`: that of the last action. `steps`: actions that the environment has
-        taken. `parts`: the share of refused actions.
+        `score`: sum of the rewards. `last_reward`: that of the last action. Both are missing if the environment has
+        ended the episode and has given no reward, as if its verification has failed. `steps`: actions that the
+        environment has taken. `parts`: the share of refused actions.
         """
         self._session.close()
         refused = self._refused / max(1, self._tried)
+        rewards: dict[str, float] = {}
+        if self._rewards or not self._is_over:
+            last = self._rewards[-1] if self._is_rewarded else 0.0
+            rewards = {"score": sum(self._rewards), "last_reward": last}
         return {
             **self._row,
-            "score": self._score,
-            "last_reward": self._last,
+            **rewards,
             "steps": self._steps,
             "parts": {"refused_actions": refused},
         }
@@ -363,10 +368,14 @@ class OpenEnvEpisode:
         """Take an action, and count its reward."""
         observed = self._session.step(action)
         self._steps += 1
-        self._score += observed.reward
-        self._last = observed.reward
-        self._is_over = observed.is_over
+        self._count(observed)
         return observed
+
+    def _count(self, observed: Observed) -> None:
+        self._is_over = observed.is_over
+        self._is_rewarded = observed.reward is not None
+        if observed.reward is not None:
+            self._rewards.append(observed.reward)
 
 
 def _server_problem(error: Exception, url: str) -> NoPrompt:

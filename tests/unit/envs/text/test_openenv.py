@@ -14,7 +14,15 @@ from rlplace.envs.text.contract import MessagesWithTools, NextTurn
 from rlplace.envs.text.openenv_client import NoAnswer
 from rlplace.envs.text.openenv_tasks import OpenEnv, OpenEnvEpisode
 from rlplace.errors import ConfigError, Problem
-from tests.openenv_server import Adding, Deaf, Guess, Silent, Unsteady, serving
+from tests.openenv_server import (
+    Adding,
+    Deaf,
+    Guess,
+    Silent,
+    Unsteady,
+    Unverified,
+    serving,
+)
 
 
 def task(url: str | list[str], **kwargs: Any) -> OpenEnv:
@@ -56,6 +64,19 @@ def test_the_last_number_of_an_answer_is_the_action_and_rewards_are_added() -> N
                 "steps": wrong + 1,
                 "parts": {"refused_actions": 0.0},
             }
+
+
+def test_an_episode_that_ends_without_any_reward_has_no_score() -> None:
+    """A verification that has failed is no answer that is worth 0."""
+    with serving(Unverified) as url:
+        episode = task(url).episode(0)
+        # A turn limit may end it before there is a reward
+        assert episode.facts()["score"] == 0.0
+        episode = task(url).episode(0)
+        assert episode.reply("5") is None
+        facts = episode.facts()
+        assert "score" not in facts
+        assert facts["steps"] == 1
 
 
 def test_samples_of_a_prompt_are_equal_and_prompts_differ() -> None:

@@ -19,7 +19,7 @@ from rlplace.errors import did_you_mean
 _KEYS = {
     "cluster.accelerators_per_node": "nproc_per_node n_gpus_per_node num_gpus_per_node gpus_per_node accelerators",
     "cluster.accelerator.memory": "gpu_memory gpu_mem vram gpu_memory_gb device_memory memory_per_gpu",
-    "cluster.num_nodes": "num_machines machines nnodes n_nodes node_num N",
+    "cluster.num_nodes": "num_machines machines nnodes n_nodes N",
     "runner.total_iterations": "total_training_steps num_iterations num_rollout iterations max_iterations num_updates "
     "training_iterations",
     "algorithm.tis_cap": "tis_imp_ratio_cap",
@@ -28,8 +28,8 @@ _KEYS = {
     "runner.output_dir": "outdir default_local_dir save_path log_dir ckpt_path ckpt_dir checkpoint_dir",
     "cluster.component_placement": "placement placements gpu_placement resource_placement",
     "checkpoint.every": "save_freq save_every save_interval save_steps checkpoint_every checkpoint_freq",
-    "checkpoint.keep_last": "keep keep_checkpoints save_total_limit max_ckpt_to_keep max_ckpt_num",
-    "runner.eval_every": "test_freq eval_steps eval_freq eval_interval val_check_interval",
+    "checkpoint.keep_last": "keep save_total_limit max_ckpt_to_keep max_ckpt_num",
+    "runner.eval_every": "eval_steps val_check_interval",
     "runner.eval_episodes": "n_eval_episodes num_eval_episodes",
     "runner.stop_at_return": "target_reward reward_threshold target_return",
     "algorithm.name": "adv_estimator advantage_estimator adv_type algo",
@@ -44,12 +44,12 @@ _KEYS = {
     "algorithm.dual_clip": "clip_ratio_c",
     "algorithm.kl_estimator": "kl_type kl_penalty kl_penalty_type kl_loss_type",
     "algorithm.kl_coef": "kl kl_weight init_kl_coef kl_beta beta kl_loss_coef",
-    "algorithm.entropy_coef": "entropy_coeff entropy_bonus ent_coef entropy_loss_coef",
+    "algorithm.entropy_coef": "entropy_bonus entropy_loss_coef",
     "algorithm.gamma": "gae_gamma discount discount_factor",
     "algorithm.gae_lambda": "lam lambda lambd",
     "algorithm.rollout_steps": "n_steps num_steps rollout_length horizon horizon_length "
     "num_steps_per_env rollout_fragment_length",
-    "algorithm.num_minibatches": "minibatches nminibatches n_minibatches num_mini_batches",
+    "algorithm.num_minibatches": "minibatches nminibatches num_mini_batches",
     "algorithm.epochs": "noptepochs k_epochs ppo_epochs update_epoch update_epochs n_epochs num_epochs mini_epochs "
     "num_learning_epochs num_sgd_iter",
     "algorithm.clip_ratio_low": "clip clip_ratio eps_clip cliprange clip_range clip_eps eps_clip_low epsilon "
@@ -74,7 +74,7 @@ _KEYS = {
     "critic.warmup_iterations": "critic_warmup freezing_actor_steps",
     "reward.url": "remote_rm_url",
     "reward.head": "value_head_prefix",
-    "runner.seed": "seeds random_seed random_state",
+    "runner.seed": "random_seed random_state",
     "faults.restarts": "max_restarts",
     "resume": "resume_path resume_from resume_from_path resume_from_checkpoint resume_mode load_checkpoint "
     "load_from_checkpoint load_path restore",

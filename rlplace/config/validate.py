@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import math
 import operator
 import os
 import re
@@ -749,12 +750,13 @@ def _no_number(
     if highest == 1 and isinstance(value, int | float) and least <= value < 100:
         share = show(value / 100)
         return _error("out-of-bounds", "bounds", share, rule=rule, about=about)
-    # A rate or a weight with a sign too many
+    # A rate or a weight with a sign too many; -1 is a habit for what is switched off
     if of is float and isinstance(value, float) and value < 0 and value != -1:
-        positive = -value
-        if positive <= rules.get("maximum", positive):
-            meant = show(positive)
-            return _error("out-of-bounds", "bounds", meant, rule=rule, about=about)
+        highest: Any = rules.get("maximum", rules.get("below", math.inf))
+        if -value <= highest:
+            return _error(
+                "out-of-bounds", "bounds", show(-value), rule=rule, about=about
+            )
     error = "usual"
     shown = rules["usual"]
     if passed in ("minimum", "maximum"):

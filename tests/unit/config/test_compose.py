@@ -90,6 +90,31 @@ def test_the_fix_of_a_reference_mends_it(tmp_path: Path) -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        (
+            "defaults: [_self_, hybrid_ppo]\nalgorithm: {gamma: 0.5}\n",
+            [("algorithm.gamma", "defaults: [hybrid_ppo, _self_]")],
+        ),
+        # The same value, and a key that the other file does not set
+        ("defaults: [_self_, hybrid_ppo]\nalgorithm: {gamma: 0.99}\n", []),
+        ("defaults: [_self_, hybrid_ppo]\nenv: {eval_seed: 3}\n", []),
+        ("defaults: [hybrid_ppo, _self_]\nalgorithm: {gamma: 0.5}\n", []),
+    ],
+)
+def test_a_key_that_a_later_config_of_defaults_undoes_is_told(
+    text: str, told: list[tuple[str, str]], tmp_path: Path
+) -> None:
+    (tmp_path / "job.yaml").write_text(text, encoding="utf-8")
+    found = []
+    try:
+        with_hydra(["--config-dir", str(tmp_path), "--config-name", "job"])
+    except ConfigError as error:
+        found = [(problem.key, problem.fix) for problem in error.problems]
+    assert found == told
+
+
 def test_a_key_that_stands_twice_is_told_with_both_lines(tmp_path: Path) -> None:
     problem = refused(tmp_path, "  epochs: 5", "  gamma: 0.98\n  epochs: 5")
     first = 1 + SHIPPED[: SHIPPED.index("  gamma:")].count("\n")

@@ -89,7 +89,12 @@ def test_grammar(value: object, expected: list[list[int]]) -> None:
         ),
         ("0:9", "rank-gap", (0, 3), 'actor: "0:0"'),
         ("0-", "bad-placement", (0, 2), OPEN),
-        ("0-3-5", "bad-placement", (0, 5), OPEN),
+        (
+            "0-3-5",
+            "bad-placement",
+            (0, 5),
+            'one of\nactor: "0-3,5"\nactor: 0-5',
+        ),
         ("x", "bad-placement", (0, 1), OPEN),
         (
             "\uff13",
@@ -105,7 +110,7 @@ def test_grammar(value: object, expected: list[list[int]]) -> None:
         (True, "bad-placement", (0, 4), OPEN),
         (0.7, "bad-placement", (0, 3), OPEN),
         ([{"placement": "0-7"}], "bad-placement", (1, 17), OPEN),
-        (-1, "bad-placement", (0, 2), OPEN),
+        (-1, "bad-placement", (0, 2), "one of\nactor: 7\nactor: 0-1"),
         (9, "accelerator-out-of-range", (0, 1), OPEN),
         (247, "base-60-integer", (0, 3), "actor: 4-7        (accelerators 4 to 7)"),
         (

@@ -96,6 +96,7 @@ CONTRADICTIONS: list[tuple[dict[str, Any], dict[str, Any], str]] = [
         "algorithm.kl_estimator",
     ),  # k1 holds nothing back there
     (ALL | {"reward": "cpu"}, {"reward": NUMERIC | ELSEWHERE}, "reward.url"),
+    (ALL, {"reward": {}}, f"{PLACES}.reward"),  # a model, a function, an endpoint?
     (
         ALL | {"reward.math": "cpu"},
         {"reward": {"math": {"function": "score"}}},

@@ -248,7 +248,7 @@ RULES = (
     # rewards
     Rule(code="roles-contradict", facts=_unnamed_reward),
     Rule(code="unknown-component", facts=_unplaced_rewards),
-    Rule(code="roles-contradict", facts=_reward_of_nothing),
+    Rule(code="roles-contradict", applies=runs, facts=_reward_of_nothing),
     Rule(code="roles-contradict", facts=_function_and_url),
     Rule(code="needs-no-accelerators", facts=_needless_accelerators),
 )

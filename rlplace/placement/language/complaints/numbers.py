@@ -174,16 +174,9 @@ def _unreadable(fault: Fault) -> Facts:
         what = repr(piece)
     line = without_gaps(fault.text)
     meant = meant_numbers(piece)
-    from_end = re.fullmatch(r"\s*-([1-9][0-9]{0,5})\s*", piece)
-    count = fault.facts["pool"].count
-    if from_end is not None and int(from_end[1]) <= count:
-        # As in Python: the last one
-        meant = str(count - int(from_end[1]))
-    chain = re.fullmatch(r"\s*([0-9]+)-([0-9]+)-([0-9]+)\s*", piece)
-    if chain is not None and int(chain[1]) < int(chain[2]) < int(chain[3]) < count:
-        first, middle, last = chain.groups()
-        texts = [f"{first}-{middle},{last}", f"{first}-{last}"]
-        lines = [with_part(fault.text, span, text) for text in texts]
+    choices = _choices(piece, fault.facts["pool"].count)
+    if choices:
+        lines = [with_part(fault.text, span, text) for text in choices]
         return {"piece": what, "line": one_of(lines)}
     machines = of_machines(fault.text.text, fault.facts["pool"])
     if machines:
@@ -191,6 +184,25 @@ def _unreadable(fault: Fault) -> Facts:
     elif meant:
         line = with_part(fault.text, span, meant)
     return {"piece": what, "line": other_place(fault.text) or line}
+
+
+def _choices(piece: str, count: int) -> list[str]:
+    """Return the placement texts that a piece with a number too many or too few may mean; none for another piece.
+
+    Such pieces are `-3`, which counts from the end as in Python or has no first number, and `0-3-5`. `count`: all
+    numbers.
+    """
+    from_end = re.fullmatch(r"\s*-([1-9][0-9]{0,5})\s*", piece)
+    if from_end is not None and int(from_end[1]) < count:
+        number = int(from_end[1])
+        return [str(count - number), show_range(range(number + 1))]
+    chain = re.fullmatch(r"\s*([0-9]{1,6})-([0-9]{1,6})-([0-9]{1,6})\s*", piece)
+    if chain is None:
+        return []
+    first, middle, last = (int(number) for number in chain.groups())
+    if not first < middle < last < count:
+        return []
+    return [f"{first}-{middle},{last}", f"{first}-{last}"]
 
 
 def _without_ranks(fault: Fault) -> Facts:

@@ -74,7 +74,7 @@ _KEYS = {
     "critic.warmup_iterations": "critic_warmup freezing_actor_steps",
     "reward.url": "remote_rm_url",
     "reward.head": "value_head_prefix",
-    "runner.seed": "random_seed random_state",
+    "runner.seed": "seeds random_seed random_state",
     "faults.restarts": "max_restarts",
     "resume": "resume_path resume_from resume_from_path resume_from_checkpoint resume_mode load_checkpoint "
     "load_from_checkpoint load_path restore",

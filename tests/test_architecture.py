@@ -246,6 +246,7 @@ BLOCKS = {
         "models.policy",
         "models.vla_entries",
         "workers.arguments",
+        "workers.roles.env",
         "workers.roles.played",
         "workers.training.policy_learner",
     },

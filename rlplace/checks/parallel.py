@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from rlplace.checks.rule import Found
+from rlplace.checks.rule import Found, Rule
 from rlplace.placement.language.spec import ComponentSpec
+from rlplace.placement.plan import Plan
 
 
 def undivided(spec: ComponentSpec, error: str) -> Iterator[Found]:
@@ -25,3 +26,16 @@ def undivided(spec: ComponentSpec, error: str) -> Iterator[Found]:
                 error=error,
                 facts={"size_key": size_key},
             )
+
+
+def _divided_policies(plan: Plan) -> Iterator[Found]:
+    """Yield a finding for each component with a parallel size above 1. A policy cannot be divided between ranks."""
+    for component in plan.placement.components:
+        spec = plan.placement.spec(component)
+        yield from undivided(spec, error="whole-policies")
+
+
+# Rules of jobs with policies of simulators
+WHOLE_POLICIES: tuple[Rule[Plan], ...] = (
+    Rule(code="parallel-sizes", facts=_divided_policies),
+)

@@ -21,8 +21,11 @@ def knob(doc: str, default: Any = dataclasses.MISSING, **rules: Any) -> Any:
     texts like `16GiB`; `unit="share or bytes"` also allows texts like `5 %`; with `unit="share"`, the error about a
     number above 1 proposes to divide it by 100. `only`: the only kind of job that has this key. `simulator`: the
     default in a job on simulators, if it differs. `by_job`: kind of job -> type, if the type differs. `zero`: (why,
-    fix) for the error about the value 0. `module`: the module that fixes propose for a class without one.
+    fix) for the error about the value 0. `module`: the module that fixes propose for a class without one. `users`: the
+    algorithms that use the key, if not all do; the meaning begins with their names.
     """
+    if "users" in rules:
+        doc = f"{', '.join(rules['users'])}: {doc}"
     metadata = {"doc": doc, **rules}
     if isinstance(default, type):
         return dataclasses.field(default_factory=default, metadata=metadata)
@@ -97,6 +100,26 @@ def default_of(field: dataclasses.Field[Any], job: JobName) -> Any:
             return dataclasses.asdict(made)
         return made
     return field.metadata.get(job, field.default)
+
+
+def users_of(block: Any, name: str) -> tuple[str, ...]:
+    """Return the algorithms that use a key of a config block; () if all do, or it is said elsewhere."""
+    (field,) = (each for each in dataclasses.fields(block) if each.name == name)
+    users: tuple[str, ...] = field.metadata.get("users", ())
+    return users
+
+
+def own_values(block: Any) -> dict[str, Any]:
+    """Return name -> value, for each key of a config block whose value is not its default."""
+    values = {}
+    for field in dataclasses.fields(block):
+        value = getattr(block, field.name)
+        usual = field.default
+        if field.default_factory is not dataclasses.MISSING:
+            usual = field.default_factory()
+        if value != usual:
+            values[field.name] = value
+    return values
 
 
 @functools.cache

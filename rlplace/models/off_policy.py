@@ -257,7 +257,10 @@ class Acting:
         return actions
 
     def choose(
-        self, observations: ArrayLike, deterministic: bool = True
+        self,
+        observations: ArrayLike,
+        deterministic: bool = True,
+        begins: ArrayLike | None = None,
     ) -> NDArray[Any]:
         """Return the same actions as `act`, but with choices counted from 0, as simulators of a run do.
 

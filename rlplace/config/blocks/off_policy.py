@@ -7,10 +7,16 @@ from fractions import Fraction
 from typing import Literal
 
 from rlplace.config.blocks.simulator import SimulatorEnvConfig
-from rlplace.config.fields import block, knob
+from rlplace.config.fields import block, knob, users_of
 from rlplace.config.open_job import ComponentConfig, EngineConfig, OpenConfig
 
 OffPolicyName = Literal["sac", "crossq", "td3", "dqn", "td3_bc", "iql"]
+
+# Algorithms that use some of the keys
+_ENTROPY = ("sac", "crossq")
+_TD3 = ("td3", "td3_bc")
+_DQN = ("dqn",)
+_CRITICS = ("sac", "crossq", "td3", "td3_bc", "iql")
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,69 +57,96 @@ class OffPolicyAlgorithmConfig:
         above=0,
         maximum=1,
         unit="share",
+        users=("sac", "td3", "dqn", "td3_bc", "iql"),
     )
     target_every: int = knob(
-        "updates between two updates of the target networks", 1, minimum=1
+        "updates between two updates of the target networks",
+        1,
+        minimum=1,
+        users=("sac", "dqn"),
     )
     temperature: float | Literal["auto"] = knob(
-        "sac, crossq: weight of the entropy; auto: learned", "auto", minimum=0
+        "weight of the entropy; auto: learned", "auto", minimum=0, users=_ENTROPY
     )
     target_entropy: float | None = knob(
-        "sac, crossq: target of the entropy for auto; null: minus the number of elements of an action",
+        "target of the entropy for auto; null: minus the number of elements of an action",
         None,
+        users=_ENTROPY,
     )
     exploration_noise: float = knob(
-        "td3: deviation of the noise of an action, whose bounds are -1 and 1",
+        "deviation of the noise of an action, whose bounds are -1 and 1",
         0.1,
         minimum=0,
+        users=("td3",),
     )
-    target_noise: float = knob("td3: deviation of the target's noise", 0.2, minimum=0)
+    target_noise: float = knob(
+        "deviation of the target's noise", 0.2, minimum=0, users=_TD3
+    )
     target_noise_clip: float = knob(
-        "td3: bound of the noise of the target", 0.5, minimum=0
+        "bound of the noise of the target", 0.5, minimum=0, users=_TD3
     )
     policy_delay: int = knob(
-        "td3, crossq: updates of the critics for each one of the policy", 2, minimum=1
+        "updates of the critics for each one of the policy",
+        2,
+        minimum=1,
+        users=("td3", "td3_bc", "crossq"),
     )
     behaviour_weight: float = knob(
-        "td3_bc: weight of the values in the loss, relative to the distance to recorded actions",
+        "weight of the values in the loss, relative to the distance to recorded actions",
         2.5,
         above=0,
+        users=("td3_bc",),
     )
     expectile: float = knob(
-        "iql: expectile of the action values that the value of a state estimates",
+        "expectile of the action values that the value of a state estimates",
         0.7,
         above=0,
         below=1,
+        users=("iql",),
     )
     advantage_weight: float = knob(
-        "iql: how much more likely a better recorded action becomes", 3.0, minimum=0
+        "how much more likely a better recorded action becomes",
+        3.0,
+        minimum=0,
+        users=("iql",),
     )
     double: bool = knob(
-        "dqn: double Q-learning: the trained network selects actions, the target network evaluates them",
+        "double Q-learning: the trained network selects actions, the target network evaluates them",
         True,
+        users=_DQN,
     )
     epsilon_start: float = knob(
-        "dqn: share of random actions at the start",
+        "share of random actions at the start",
         1.0,
         minimum=0,
         maximum=1,
         unit="share",
+        users=_DQN,
     )
     epsilon_end: float = knob(
-        "dqn: share of random actions after epsilon_steps",
+        "share of random actions after epsilon_steps",
         0.05,
         minimum=0,
         maximum=1,
         unit="share",
+        users=_DQN,
     )
     epsilon_steps: int = knob(
-        "dqn: environment steps over which the share falls linearly", 10_000, minimum=1
+        "environment steps over which the share falls linearly",
+        10_000,
+        minimum=1,
+        users=_DQN,
     )
 
     @property
     def ratio(self) -> Fraction:
         """Updates for each step, as the exact number that is written in the config."""
         return Fraction(str(self.updates_per_step))
+
+    def uses(self, key: str) -> bool:
+        """Return whether the algorithm uses one of its keys."""
+        users = users_of(self, key)
+        return not users or self.name in users
 
     @property
     def offline(self) -> bool:
@@ -147,19 +180,23 @@ class OffPolicyActorConfig(ComponentConfig):
         "activation function between the layers", "relu"
     )
     critics: int = knob(
-        "number of critics, except for dqn; their smallest value is the target",
+        "number of critics; their smallest value is the target",
         2,
         minimum=1,
+        users=_CRITICS,
     )
     critic_hidden: tuple[int, ...] = knob(
         "widths of the hidden layers of each critic; []: those of hidden",
         (),
         minimum=1,
+        users=_CRITICS,
     )
-    layer_norm: bool = knob("normalise the hidden layers of the critics", False)
+    layer_norm: bool = knob(
+        "normalise the hidden layers of the critics", False, users=_CRITICS
+    )
     lr: float = knob("Adam's learning rate of the policy, or of dqn", 3e-4, above=0)
     critic_lr: float | None = knob(
-        "learning rate of the critics; null: lr", None, above=0
+        "learning rate of the critics; null: lr", None, above=0, users=_CRITICS
     )
     beta1: float = knob("Adam's decay of the mean gradient", 0.9, minimum=0, below=1)
     max_grad_norm: float | None = knob(

@@ -11,10 +11,10 @@
 from __future__ import annotations
 
 import dataclasses
-import os
 from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
+from rlplace.checks.parallel import WHOLE_POLICIES
 from rlplace.checks.rule import broken
 from rlplace.codes import config_error
 from rlplace.config.blocks.off_policy import OffPolicyBlocks, OffPolicyConfig
@@ -45,7 +45,6 @@ from rlplace.errors import (
 from rlplace.jobs.exports import export_policy
 from rlplace.jobs.off_policy import rules
 from rlplace.jobs.off_policy.memory import with_memory
-from rlplace.jobs.played import played_episodes, refuse_transcripts
 from rlplace.jobs.simulated import SimulatedJob
 from rlplace.placement.machines.topology import Topology
 from rlplace.placement.memory.ledger import Measurements, MemoryCase
@@ -85,6 +84,8 @@ _LEARNED = (
 
 class OffPolicyJob(SimulatedJob):
     """The job of SAC, CrossQ, TD3, DQN, TD3+BC and IQL on simulators."""
+
+    stepping = "rollout"
 
     def __init__(self) -> None:
         super().__init__(
@@ -158,7 +159,7 @@ class OffPolicyJob(SimulatedJob):
         return dataclasses.replace(plan, warnings=(*plan.warnings, *late))
 
     def plan_problems(self, config: OffPolicyConfig, plan: Plan) -> Iterable[Problem]:
-        problems = [*super().plan_problems(config, plan), *broken(rules.PLANNED, plan)]
+        problems = [*super().plan_problems(config, plan), *broken(WHOLE_POLICIES, plan)]
         # A simulator of Gymnasium is made at once; others may take seconds, or not be installed
         if surely_made(config.env):
             spaces = self._spaces(config)
@@ -327,7 +328,6 @@ class OffPolicyJob(SimulatedJob):
         }
 
     def evaluate(self, trained: Trained, request: EvaluationRequest) -> Evaluation:
-        refuse_transcripts(request)
         algorithm = trained.config.blocks.algorithm
         if not request.deterministic and not algorithm.draws:
             raise config_error(
@@ -337,20 +337,7 @@ class OffPolicyJob(SimulatedJob):
                 error="not-drawn",
                 name=algorithm.name,
             )
-        # For torch: with small batches, more threads would only wait for each other
-        os.environ.setdefault("OMP_NUM_THREADS", "1")
-        from rlplace.workers.roles.episodes import read_states
-
-        policy = self.load_policy(trained, seed=request.seed, key=request.key)
-        states = read_states(trained.folder / "rollout") if trained.checkpoint else ()
-        return played_episodes(
-            trained,
-            request,
-            trained.config.env,
-            policy.spaces,
-            lambda seen, begins: policy.choose(seen, request.deterministic),
-            states,
-        )
+        return super().evaluate(trained, request)
 
     def export(self, trained: Trained, request: ExportRequest) -> None:
         # Imported here: a plan needs no torch

@@ -4,18 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from fractions import Fraction
 from math import lcm, log, prod
 from typing import TYPE_CHECKING
 
-from rlplace.checks.parallel import undivided
 from rlplace.checks.rule import Found, Rule, at_key
-from rlplace.config.blocks.off_policy import (
-    OffPolicyConfig,
-    OffPolicyName,
-    ReplayConfig,
-)
+from rlplace.config.blocks.off_policy import OffPolicyConfig
+from rlplace.config.fields import own_values, users_of
 from rlplace.envs.action_bounds import WIDEST
 from rlplace.envs.contract import ContinuousActions, DiscreteActions
 from rlplace.envs.registry import normalized_by, without_texts
@@ -124,31 +120,6 @@ def _offline(config: OffPolicyConfig) -> Iterator[Found]:
         yield at_key("replay.demonstrations", None, "no-steps", name=name)
 
 
-_OF_CRITICS: tuple[OffPolicyName, ...] = ("sac", "crossq", "td3", "td3_bc", "iql")
-# Key -> the algorithms that use it, for keys that not all of them use
-_USED_BY: Mapping[str, tuple[OffPolicyName, ...]] = {
-    "algorithm.tau": ("sac", "td3", "dqn", "td3_bc", "iql"),
-    "algorithm.target_every": ("sac", "dqn"),
-    "algorithm.temperature": ("sac", "crossq"),
-    "algorithm.target_entropy": ("sac", "crossq"),
-    "algorithm.exploration_noise": ("td3",),
-    "algorithm.target_noise": ("td3", "td3_bc"),
-    "algorithm.target_noise_clip": ("td3", "td3_bc"),
-    "algorithm.policy_delay": ("td3", "td3_bc", "crossq"),
-    "algorithm.behaviour_weight": ("td3_bc",),
-    "algorithm.expectile": ("iql",),
-    "algorithm.advantage_weight": ("iql",),
-    "algorithm.double": ("dqn",),
-    "algorithm.epsilon_start": ("dqn",),
-    "algorithm.epsilon_end": ("dqn",),
-    "algorithm.epsilon_steps": ("dqn",),
-    "actor.critics": _OF_CRITICS,
-    "actor.critic_hidden": _OF_CRITICS,
-    "actor.layer_norm": _OF_CRITICS,
-    "actor.critic_lr": _OF_CRITICS,
-}
-
-
 def _targets_of_td3(config: OffPolicyConfig) -> Iterator[Found]:
     """Yield a finding if the interval of target networks is set for TD3, which does not use it."""
     algorithm = config.blocks.algorithm
@@ -166,20 +137,18 @@ def _too_late(config: OffPolicyConfig) -> Iterator[Found]:
     if not updates:
         return
     every = algorithm.target_every
-    key = "algorithm.target_every"
-    if algorithm.name in _USED_BY[key] and every > updates:
+    if algorithm.uses("target_every") and every > updates:
+        key = "algorithm.target_every"
         fitting = max(1, updates // 20)
         yield at_key(key, every, "targets", updates=updates, fitting=fitting)
     delay = algorithm.policy_delay
-    key = "algorithm.policy_delay"
-    if algorithm.name in _USED_BY[key] and delay > updates:
-        yield at_key(key, delay, "policy", updates=updates)
+    if algorithm.uses("policy_delay") and delay > updates:
+        yield at_key("algorithm.policy_delay", delay, "policy", updates=updates)
     falls = algorithm.epsilon_steps
-    key = "algorithm.epsilon_steps"
-    if algorithm.name in _USED_BY[key] and falls > steps:
+    if algorithm.uses("epsilon_steps") and falls > steps:
         fallen = (algorithm.epsilon_start - algorithm.epsilon_end) * steps / falls
         yield at_key(
-            key,
+            "algorithm.epsilon_steps",
             falls,
             "epsilon",
             share=f"{algorithm.epsilon_start - fallen:.0%}",
@@ -192,41 +161,25 @@ def _without_effect(config: OffPolicyConfig) -> Iterator[Found]:
     """Yield a finding for each key with a value of its own that the algorithm, or the memory, does not use."""
     blocks = config.blocks
     name = blocks.algorithm.name
-    for key, users in _USED_BY.items():
-        block, _, leaf = key.partition(".")
-        of = getattr(blocks, block)
-        value = getattr(of, leaf)
-        if name in users or value == _usual(type(of), leaf):
-            continue
-        yield at_key(
-            key,
-            value,
-            "algorithm",
-            name=name,
-            users=" or ".join(users),
-            first=users[0],
-        )
+    for block, of in (("algorithm", blocks.algorithm), ("actor", blocks.actor)):
+        for leaf, value in own_values(of).items():
+            users = users_of(of, leaf)
+            if users and name not in users:
+                told = {"name": name, "users": " or ".join(users), "first": users[0]}
+                yield at_key(f"{block}.{leaf}", value, "algorithm", **told)
     replay = blocks.replay
+    prioritised = ("sampling", replay.prioritised, "prioritised")
+    shown = ("demonstrations", replay.demonstrations is not None, "<a file>")
     needs = {
-        "priority_exponent": ("sampling", replay.prioritised, "prioritised"),
-        "priority_correction": ("sampling", replay.prioritised, "prioritised"),
-        "demonstration_share": (
-            "demonstrations",
-            replay.demonstrations is not None,
-            "<a file>",
-        ),
+        "priority_exponent": prioritised,
+        "priority_correction": prioritised,
+        "demonstration_share": shown,
     }
-    for leaf, (other, used, value) in needs.items():
-        own = getattr(replay, leaf)
-        if not used and own != _usual(ReplayConfig, leaf):
-            fix = f"replay.{other}={value}"
-            yield at_key(f"replay.{leaf}", own, "memory", other=other, fix=fix)
-
-
-def _usual(block: type, leaf: str) -> object:
-    """Return the default of a field of a block of the config."""
-    (field,) = (each for each in dataclasses.fields(block) if each.name == leaf)
-    return field.default
+    for leaf, value in own_values(replay).items():
+        other, used, needed = needs.get(leaf, ("", True, ""))
+        if not used:
+            fix = f"replay.{other}={needed}"
+            yield at_key(f"replay.{leaf}", value, "memory", other=other, fix=fix)
 
 
 # Warnings of the config alone
@@ -332,18 +285,6 @@ PLACED: tuple[Rule[PlacedOffPolicyJob], ...] = (
     Rule(code="uneven-updates", facts=_uneven_rows),
     Rule(code="uneven-updates", facts=_uneven_batches),
     Rule(code="uneven-updates", facts=_uneven_demonstrations),
-)
-
-
-def _divided_policies(plan: Plan) -> Iterator[Found]:
-    """Yield a finding for each component with a parallel size above 1. A policy cannot be divided between ranks."""
-    for component in plan.placement.components:
-        spec = plan.placement.spec(component)
-        yield from undivided(spec, error="whole-policies")
-
-
-PLANNED: tuple[Rule[Plan], ...] = (
-    Rule(code="parallel-sizes", facts=_divided_policies),
 )
 
 

@@ -7,10 +7,11 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from rlplace.checks import evaluation
+from rlplace.checks.parallel import WHOLE_POLICIES
 from rlplace.checks.rule import broken
 from rlplace.config.blocks.policies import ModuleConfig, VlaConfig
 from rlplace.config.blocks.simulator import SimulatorJobConfig
-from rlplace.contract.requests import Evaluation, EvaluationRequest, ExportRequest
+from rlplace.contract.requests import ExportRequest
 from rlplace.contract.stages import Work
 from rlplace.envs.registry import check, spaces_of_job, surely_made
 from rlplace.errors import Problem, ProblemsError, Source
@@ -18,7 +19,6 @@ from rlplace.jobs.exports import export_policy
 from rlplace.jobs.notes import missing_problems
 from rlplace.jobs.simulated import SimulatedJob
 from rlplace.jobs.simulator import init_from, instructions, iteration, plan, rules
-from rlplace.jobs.simulator.evaluate import evaluate
 from rlplace.jobs.trained import TrainedJob
 from rlplace.jobs.variants import check_variant
 from rlplace.metrics import MISMATCH
@@ -45,6 +45,8 @@ if TYPE_CHECKING:
 
 class SimulatorJob(SimulatedJob, TrainedJob):
     """The job of PPO on simulators."""
+
+    stepping = "env"
 
     def __init__(self) -> None:
         super().__init__(components={}, stages=(), name="simulator")
@@ -107,7 +109,7 @@ class SimulatorJob(SimulatedJob, TrainedJob):
         if not config.runs:
             return missing_problems(config)
         return [
-            *broken(rules.PLANNED, plan_),
+            *broken(WHOLE_POLICIES, plan_),
             *broken(evaluation.RULES, config),
         ]
 
@@ -260,9 +262,6 @@ class SimulatorJob(SimulatedJob, TrainedJob):
 
     def divided(self) -> Mapping[str, str]:
         return {"actor": "samples are dealt to", "env": "simulators are dealt to"}
-
-    def evaluate(self, trained: Trained, request: EvaluationRequest) -> Evaluation:
-        return evaluate(trained, request)
 
     def export(self, trained: Trained, request: ExportRequest) -> None:
         # Imported here: a plan needs no torch

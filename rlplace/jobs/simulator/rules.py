@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from math import lcm
 from typing import TYPE_CHECKING
 
-from rlplace.checks.parallel import undivided
 from rlplace.checks.placed import PlacedJob
 from rlplace.checks.rule import Found, Rule, at_key
 from rlplace.codes import problem
@@ -328,19 +327,6 @@ WARNINGS = (
     Rule(code="uneven-shares", facts=_rollout_rows),
     Rule(code="uneven-shares", facts=_actor_rows),
 )
-
-
-# ── the planned job ──────────────────────────────────────────────────────────────────────────────────────────────────
-
-
-def _divided_policies(plan: Plan) -> Iterator[Found]:
-    """Yield a finding for each component with a parallel size above 1. A policy cannot be divided between ranks."""
-    for component in plan.placement.components:
-        spec = plan.placement.spec(component)
-        yield from undivided(spec, error="whole-policies")
-
-
-PLANNED = (Rule(code="parallel-sizes", facts=_divided_policies),)
 
 
 # ── evaluations ──────────────────────────────────────────────────────────────────────────────────────────────────────

@@ -43,7 +43,7 @@ class OffPolicyRollout(Worker):
         import numpy as np
 
         from rlplace.envs.image_range import ImageRange
-        from rlplace.envs.registry import make_simulator, seed_global_numbers
+        from rlplace.envs.registry import seed_global_numbers
         from rlplace.models import BUILDING
         from rlplace.models.off_policy import Acting, new_policy
         from rlplace.workers.roles.env import StageGroup
@@ -55,30 +55,19 @@ class OffPolicyRollout(Worker):
         # Some environments draw from the random numbers of the process
         with BUILDING:
             seed_global_numbers(given.seed, self.rank)
-        count = len(self._rows)
         env = given.blocks.env
-        name = env.id or env.kind
-        simulator = make_simulator(env, count, 1)
-        self.context.opened.callback(simulator.close)
-        self._group = StageGroup(
-            index=0,
-            first_row=self._rows.start,
-            columns=slice(0, count),
-            simulator=simulator,
-            spaces=given.spaces,
-            rows=count,
-            owner=self.context.owner,
-            name=name,
-            error="stepped",
+        self._group = StageGroup.made(
+            self.context, env, given.spaces, self._rows, error="stepped"
         )
+        self.context.opened.callback(self._group.simulator.close)
         self._group.begin(given.seed)
         # A policy of this job does not normalise
         self._images = ImageRange(
-            name, given.spaces, normalizes=False, can_normalize=False
+            self._group.name, given.spaces, normalizes=False, can_normalize=False
         )
         self._images.look(self._group.observations)
         # Rows whose next step does not follow their last one
-        self._begins = np.zeros(count, np.bool_)
+        self._begins = np.zeros(len(self._rows), np.bool_)
         self._behind = FilesBehind(self.context)
         self.context.opened.callback(self._behind.close)
         # The policy

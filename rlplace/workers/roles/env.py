@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 
 from rlplace.algo.replay import Steps
 from rlplace.codes import problem
+from rlplace.config.blocks.simulator import SimulatorEnvConfig
 from rlplace.envs.action_bounds import action_remark
 from rlplace.envs.contract import (
     ContinuousActions,
@@ -230,6 +231,33 @@ class StageGroup:
     name: str
     error: str = ""
 
+    @classmethod
+    def made(
+        cls,
+        context: WorkerContext,
+        env: SimulatorEnvConfig,
+        spaces: Spaces,
+        rows: range,
+        index: int = 0,
+        error: str = "",
+    ) -> StageGroup:
+        """Return a stage group with new simulators, which the caller has to close. Its episodes have to be begun.
+
+        `rows`: rows of the group, counted over the whole job. `index`, `error`: as in the class.
+        """
+        count = len(rows)
+        return cls(
+            index=index,
+            first_row=rows.start,
+            columns=slice(index * count, (index + 1) * count),
+            simulator=make_simulator(env, count, spaces.chunk),
+            spaces=spaces,
+            rows=count,
+            owner=context.owner,
+            name=env.id or env.kind,
+            error=error,
+        )
+
     def begin(self, seed: int, iteration: int = 0) -> None:
         """Start a new episode in every row. Raises SimulatorError if a number is not finite.
 
@@ -438,7 +466,6 @@ class VectorEnvWorker(EnvWorker):
         self._poison: list[str] = []
         self._rows = config.env.total_num_envs // context.world_size
         groups = config.rollout.pipeline_stage_num
-        chunk = self.config.spaces.chunk
         rows = self._rows // groups
         # Some environments draw from the random numbers of the process
         self._seed_numbers()
@@ -457,23 +484,15 @@ class VectorEnvWorker(EnvWorker):
             can_normalize=True,
         )
         for index in range(groups):
-            first_row = context.rank * self._rows + index * rows
-            simulator = make_simulator(config.env, rows, chunk)
-            self._opened.callback(simulator.close)
+            first = context.rank * self._rows + index * rows
+            group = StageGroup.made(
+                context, env, self.config.spaces, range(first, first + rows), index
+            )
+            self._opened.callback(group.simulator.close)
             # The first simulator may have imported torch
             if index == 0:
                 with BUILDING:
                     seed_torch_numbers(config.runner.seed, context.rank)
-            group = StageGroup(
-                index=index,
-                first_row=first_row,
-                columns=slice(index * rows, (index + 1) * rows),
-                simulator=simulator,
-                spaces=self.config.spaces,
-                rows=rows,
-                owner=context.owner,
-                name=env.id or env.kind,
-            )
             group.begin(config.runner.seed)
             self._groups.append(group)
             self._images.look(group.observations)

@@ -560,6 +560,7 @@ class TrainingDemand:
             or block.compute == "fp32",  # else by one kernel
             repeated=placed.kind == "cuda" and block.compute == "fp32",
             routes=self._replayed,
+            balanced=isinstance(block, ActorConfig) and block.router_loss_coef > 0,
         )
 
     @property

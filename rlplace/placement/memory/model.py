@@ -66,21 +66,33 @@ class ModelShape:
         return round(sum(w.elements * w.met * copies for w, copies in self.weights()))
 
     @property
+    def experts(self) -> int:
+        """The number of experts of a layer; 0 for a dense model."""
+        return max((shape[0] for _, shape, _ in self._stacked()), default=0)
+
+    @property
     def route_bytes(self) -> int:
         """Bytes per token of a record of the experts that all layers choose; 0 without experts.
 
         An expert is one byte in layers of up to 128 experts, else two bytes, as `models.routers.route_dtype` has it.
         """
         found = 0
-        for block in self.blocks:
-            # Stacked experts: [E, rows, columns], of which a token uses k of E
-            stacked = [w for w in block.weights if w.met < 1 and len(w.shape) == 3]
-            if stacked:
-                experts = stacked[0].shape[0]
-                chosen = round(experts * stacked[0].met)
-                each = 1 if experts <= _SMALL_EXPERTS else 2
-                found += block.layers * chosen * each
+        for layers, shape, met in self._stacked():
+            experts = shape[0]
+            each = 1 if experts <= _SMALL_EXPERTS else 2
+            found += layers * round(experts * met) * each
         return found
+
+    def _stacked(self) -> Iterator[tuple[int, tuple[int, ...], float]]:
+        """Yield (layers, shape of a weight of all experts, share that a token uses) for each kind of layer with them.
+
+        The shape is [experts, rows, columns].
+        """
+        for block in self.blocks:
+            for weight in block.weights:
+                if weight.met < 1 and len(weight.shape) == 3:
+                    yield block.layers, weight.shape, weight.met
+                    break
 
     def weights(self) -> tuple[tuple[Weight, int], ...]:
         """Return (weight, number of layers that have it) for each weight of the model.

@@ -40,6 +40,7 @@ class Pass:
     weights. `kept_gathered`: whether layers stay gathered from the forward to the backward pass. `exchanged`:
     context-parallel ranks. `by_sequence`: whether attention runs one sequence at a time. `repeated`: whether keys and
     values are repeated for every query head. `routes`: bytes per token of experts that are replayed; 0: none are.
+    `balanced`: whether the loss has the auxiliary loss of routers.
     """
 
     model: ModelShape
@@ -58,6 +59,8 @@ class Pass:
     repeated: bool = False  # keys and values are repeated for every query head
     # Bytes per token of the experts that routers replay; each rank has those of all tokens
     routes: int = 0
+    # Each layer saves the probabilities of its experts once more
+    balanced: bool = False
 
     def forward(self) -> Moment:
         """Return the bytes, by kind, at the peak of a pass without gradients.
@@ -131,6 +134,8 @@ class Pass:
             + self._copied_keys
         )
         more += self._repeats
+        if self.balanced:
+            more += _FLOAT32 * self.tokens * model.experts
         one = formulas.one_layer(model, self.tokens, number, self.parallel) + more
         saved = formulas.checkpoints(model, self.tokens, number, self.parallel)
         if not checkpointing:

@@ -36,7 +36,9 @@ PER_TOKEN = 6 * 4  # layers, experts of a token, a byte each
 LONGEST, SAMPLES, BUDGET = 96, 4, 512
 
 
-def config(*, replay: bool, parts: int = 1, **model: Any) -> Config:
+def config(
+    *, replay: bool = False, parts: int = 1, actor: Any = None, **model: Any
+) -> Config:
     return read_config(
         {
             "cluster": {
@@ -62,6 +64,7 @@ def config(*, replay: bool, parts: int = 1, **model: Any) -> Config:
                 "model": EXPERTS | model,
                 "token_budget": BUDGET,
                 "router_replay": replay,
+                **(actor or {}),
             },
             "runner": {"total_iterations": 1},
         }
@@ -148,3 +151,17 @@ def test_an_engine_keeps_the_routes_of_answers_in_flight_on_its_host() -> None:
         if kept:
             assert kept == (3 * SAMPLES + 1) * LONGEST * PER_TOKEN
     assert any(HostPart.ROUTES in parts for parts in found.host.values())
+
+
+@pytest.mark.parametrize(("checkpointing", "layers"), [(True, 1), (False, 6)])
+def test_the_auxiliary_loss_saves_the_probabilities_of_experts(
+    checkpointing: bool, layers: int
+) -> None:
+    found = []
+    for coefficient in (0.0, 0.1):
+        keys = {"router_loss_coef": coefficient, "checkpointing": checkpointing}
+        # Wide experts, so that the peak is in a layer
+        job = config(actor=keys, moe_intermediate_size=512)
+        footprint = ledger_of(job).footprints["actor"][0]
+        found.append(footprint.working["learn"][Part.ACTIVATIONS])
+    assert found[1] - found[0] == layers * BUDGET * 16 * 4

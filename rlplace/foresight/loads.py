@@ -13,6 +13,8 @@ from typing import Any, NamedTuple
 from rlplace.foresight.costs import Cost, Costs
 from rlplace.placement.schedule import Move
 
+_KEPT_COSTS = 1 << 16  # costs of laps that a search does not compute again
+
 
 class Size(NamedTuple):
     """The size of a component: its number of accelerators and its number of ranks.
@@ -106,6 +108,8 @@ class Stages(abc.ABC):
         self._config = config
         self._costs = costs
         self._inline = config.cluster.launcher == "inline"
+        # Micro-batches are nearly full, so many have the same size
+        self._of = functools.lru_cache(maxsize=_KEPT_COSTS)(self._lower_cost)
 
     @abc.abstractmethod
     def loads(
@@ -143,9 +147,7 @@ class Stages(abc.ABC):
             size.ranks, 0, work[0].seconds, work[0].cpu_s * size.ranks, work[0].cpu_s
         )
 
-    # Micro-batches are nearly full, so many have the same size.
-    @functools.lru_cache(maxsize=1 << 16)  # noqa: B019  it lives as long as a search
-    def _of(self, name: str, size: float = 0.0) -> Cost:
+    def _lower_cost(self, name: str, size: float = 0.0) -> Cost:
         """Return the lower of the cold and the warm cost of a lap of `size` units of work.
 
         A lap is cold if other threads have used the processor before it. Seconds on an accelerator count as blocked

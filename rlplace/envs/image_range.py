@@ -1,8 +1,8 @@
 """Check observations that a policy takes as they are: it divides bytes by 255, and may not scale other numbers.
 
 In images, numbers from 0 to 1 are right. Whole numbers up to 255 were converted from bytes, but not divided by 255.
-Numbers up to 1/255 were divided twice. Elsewhere, numbers that are all the time above 100 are too large for a network,
-such as the bytes of a game's memory, prices, or positions in pixels.
+Numbers up to 1/255 were divided twice. Elsewhere, numbers that are mostly above 100 are too large for a network, such
+as the bytes of a game's memory, prices, or positions in pixels.
 """
 
 from __future__ import annotations
@@ -27,7 +27,8 @@ _BRIGHTEST = 255
 _ROUNDING = 1e-6
 # Numbers of a vector that a network can take as they are
 _LARGEST = 100.0
-_LOOKS = 3
+# Rows of all looks that are compared at least
+_ROWS = 24
 
 _BY_POLICY = "algorithm.normalize_observations=true"
 _BY_WRAPPER = (
@@ -39,8 +40,7 @@ _BY_WRAPPER = (
 class ImageRange:
     """Compares observations of a simulator with the range that a policy expects.
 
-    The first image that is not black decides. A number outside of images is large if it is so in all rows of three
-    looks.
+    The first image that is not black decides. A number outside of images is large if it is so in most rows so far.
 
     `remark`: the text that says what is wrong, and how to correct it; None: nothing so far.
     """
@@ -59,8 +59,8 @@ class ImageRange:
         self._waits = not normalizes and spaces.observation_dtype == "float32"
         # Whether numbers outside of images are compared
         self._compares = self._waits
-        # Name of an entry -> (the least size of each of its numbers, looks)
-        self._least: dict[str, tuple[Any, int]] = {}
+        # Name of an entry -> (how often each of its numbers was large, rows)
+        self._large: dict[str, tuple[Any, int]] = {}
         self._normalize = _BY_WRAPPER
         if can_normalize:
             self._normalize = _BY_POLICY
@@ -94,16 +94,18 @@ class ImageRange:
             self._say(error, f"its images {name}".strip(), brightest)
 
     def _compare_size(self, name: str, numbers: NDArray[Any]) -> None:
-        """Compare numbers outside of images, [B, n]: which of them were large in all rows of all looks so far."""
+        """Compare numbers outside of images, [B, n]: which of them were large in most rows of the looks so far."""
         if not (self._compares and len(numbers)):
             return
-        least, looks = self._least.get(name, (np.inf, 0))
-        least = np.minimum(least, np.abs(numbers).min(axis=0))
-        self._least[name] = (least, looks + 1)
-        # One look alone may have an outlier, such as a force
-        if looks + 1 >= _LOOKS and least.max(initial=0.0) > _LARGEST:
-            self._compares = False
-            self._say("large", f"its observations {name}".strip(), float(least.max()))
+        large, rows = self._large.get(name, (0, 0))
+        large = large + (np.abs(numbers) > _LARGEST).sum(axis=0)
+        rows += len(numbers)
+        self._large[name] = (large, rows)
+        # A few rows may have outliers, such as forces
+        if rows < _ROWS or not (2 * large >= rows).any():
+            return
+        self._compares = False
+        self._say("large", f"its observations {name}".strip(), _LARGEST)
 
     def _say(self, error: str, what: str, largest: float) -> None:
         found = problem(

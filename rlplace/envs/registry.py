@@ -67,6 +67,7 @@ EXTRAS: Mapping[str, str] = {
     "transformers": "llm",
     "minigrid": "minigrid",
     "gymnasium_robotics": "robotics",
+    "ale_py": "atari",
     "mani_skill": "maniskill",
 }
 # Names that different programs have for one argument

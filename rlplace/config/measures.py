@@ -305,9 +305,8 @@ def _layers(given: Given) -> Converted | None:
     """Convert the number of layers of a policy to their sizes, all as large as the first one so far."""
     path = "actor.hidden" if given.has_replay else "actor.model.hidden"
     sizes = value_at(given.written, path)
-    kind = value_at(given.written, "actor.model.kind")
     count = _whole(given.amount) if given.amount else None
-    if kind not in (None, "mlp") or count is None or count > _MOST_LAYERS:
+    if count is None or count > _MOST_LAYERS:
         return None
     if not isinstance(sizes, list) or not sizes:
         return None

@@ -14,7 +14,6 @@ again. benchmarks/results.toml has the returns that others have published.
 from __future__ import annotations
 
 import dataclasses
-import importlib.metadata
 import json
 import math
 import os
@@ -31,6 +30,7 @@ from pathlib import Path
 from typing import Any
 
 from rlplace.config.compose import TASK, group_names, with_hydra
+from rlplace.extras import versions_of
 
 ROOT = Path(__file__).resolve().parent.parent
 KEPT = ROOT / "benchmarks" / "results"
@@ -41,7 +41,14 @@ SETTINGS_PAGE = ROOT / "docs" / "hyperparameters.md"
 SEEDS = (0, 1, 2)
 EPISODES = 20  # of the evaluation at the end, by the likeliest actions
 POINTS = 100  # most points of a kept curve
-LIBRARIES = ("torch", "gymnasium", "mujoco", "numpy")
+LIBRARIES = (
+    "torch",
+    "gymnasium",
+    "mujoco",
+    "numpy",
+    "box2d",
+    "gymnasium-robotics",
+)
 # Blocks of a config that decide what is learned, in contrast to where and how fast
 LEARNER = (
     ("env", ("kind", "id", "total_num_envs", "wrappers", "kwargs")),
@@ -146,7 +153,6 @@ def train(task: str, seed: int, overrides: Sequence[str] = ()) -> Run:
         for row in rows
         if row.get("env/mean_return") is not None
     ]
-    versions = {name: importlib.metadata.version(name) for name in LIBRARIES}
     return Run(
         task=task,
         seed=seed,
@@ -158,7 +164,7 @@ def train(task: str, seed: int, overrides: Sequence[str] = ()) -> Run:
         curve=thinned(curve),
         wall_s=round(wall_s, 1),
         cpu_s=round(cpu_s, 1),
-        versions={"python": platform.python_version(), **versions},
+        versions={"python": platform.python_version(), **versions_of(LIBRARIES)},
     )
 
 
@@ -255,10 +261,16 @@ the steps in the table.
 - The tasks of rlplace are those of Gymnasium {gymnasium} (`-v5`) with MuJoCo {mujoco}. The published returns are for
   older versions of the same tasks, which the table names. Rewards, observations and models differ a little: `-v5`
   corrected the rewards of Hopper, Walker2d, Ant and Pusher, and Ant observes its contact forces. So compare with care.
+  LunarLander-v3 differs from `-v2` in the declared bounds of its observations and in its wind, which is off here.
 - CleanRL: `ppo_continuous_action.py` and `ppo.py`, three seeds, {cleanrl}.
 - RL Baselines3 Zoo: one run for each task, with settings tuned for the task, {zoo}.
   Its standard deviation is over episodes.
-- The page has no Box2D, Atari and robot arms, because their libraries were not installed on the machine of these runs.
+- The robot arms are Pusher and Reacher. Neither CleanRL's nor RL Zoo's table has PPO on Reacher.
+  The config `fetch_reach` trains another arm: [environments](environments.md#results-and-seconds-of-training).
+- Atari has no results here. `pong` and `breakout` have the hyperparameters that CleanRL published, but no wrappers for
+  lost lives, the fire button and clipped rewards. They were run for a few iterations only.
+  The published runs have 10M steps. A step of `pong` took 6.5 processor ms here, on a busy machine, so that such a run
+  takes 18 processor hours.
 
 ```bash
 python benchmarks/results.py train           # trains the runs that are missing in benchmarks/results

@@ -13,8 +13,10 @@ NEEDED = {
     "cartpole_memory": "gymnasium",
     "minigrid": "minigrid",
     "fetch_reach": "gymnasium_robotics",
+    "lunar_lander": "Box2D",
+    "pong": "ale_py",
 }
-SLOW = {"cartpole_memory", "minigrid"}
+SLOW = {"cartpole_memory", "minigrid", "pong"}
 SMALL = (
     "env.total_num_envs=8",
     "algorithm.rollout_steps=32",

@@ -243,6 +243,8 @@ def _ratio(given: Given) -> Converted | None:
     if steps is None or count is None or steps <= 0 or count == 0:
         return None
     envs = given.number("env.total_num_envs")
+    if envs <= 0:
+        return None
     # -1: as many updates as steps
     ratio = 1.0 if count < 0 else count / (steps * envs)
     if round(ratio, 6) != ratio:

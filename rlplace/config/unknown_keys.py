@@ -639,7 +639,10 @@ def _needless(unknown: UnknownKey) -> _Reading | None:
     # In a block: optimizer.name
     if name in ("name", "type", "kind"):
         name = f"{unknown.above.rpartition('.')[2]}_{name}"
-    if name not in NEEDLESS or unknown.meant()[0] is not None:
+    is_named = (
+        key_of(unknown.above, name) if name == unknown.name else unknown.meant()[0]
+    )
+    if name not in NEEDLESS or is_named is not None:
         return None
     return _Reading("needless", {"reason": NEEDLESS[name]})
 

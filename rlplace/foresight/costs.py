@@ -221,6 +221,10 @@ class Costs:
     def count(self, name: str, default: float) -> float:
         return self.profile.counts.get(name, default)
 
+    def fixed_share(self, name: str) -> float:
+        """Return the share of a cost that does not depend on its size; it counts if only one size was measured."""
+        return _FIXED.get(name.rpartition("/")[2], _FIXED_ELSE)
+
     def _of(self, name: str, size: float) -> Cost:
         points = self._points.get(name, ())
         # A single rank does not wait for others, so it is not on the line.
@@ -237,7 +241,7 @@ class Costs:
         if not points[0].size * 0.99 <= size <= points[-1].size * 1.01 and size:
             self.stretched.setdefault(name, size)
         cpu = [(p.size, p.cpu_s, p.laps) for p in points]
-        fixed = _FIXED.get(name.rpartition("/")[2], _FIXED_ELSE)
+        fixed = self.fixed_share(name)
         blocked = [(p.size, p.blocked_s, p.laps) for p in points]
         there = self.profile.costs[name].on == ACCELERATOR
         return Cost(_at(cpu, size, fixed), _at(blocked, size, fixed), there)

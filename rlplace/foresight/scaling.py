@@ -89,7 +89,8 @@ class RankCosts(Costs):
             return [shared, *(super(RankCosts, self)._of(name, 1 / n) for n in beside)]
         nearest = max(fewer) if fewer else min(more)
         same = super()._of(name, 1.0 / nearest)
-        ends = [shared, same]
+        # A cost may have a fixed share, which is an assumption too
+        ends = [shared, same, same.times(nearest / ranks)]
         if name.partition(".")[0] not in self._exchanging:
             return ends
         # A single rank exchanges nothing.

@@ -25,3 +25,11 @@ def test_the_page_states_the_lines_of_the_job() -> None:
     assert stated is not None
     found = [int(number.replace(",", "")) for number in stated.groups()]
     assert found == [job + workers, job, workers]
+    parts = re.search(
+        r"updates\s+of the six algorithms are (\d+) lines, and predicted seconds (\d+)",
+        page,
+    )
+    assert parts is not None
+    files = ("workers/off_policy/learners.py", "jobs/off_policy/performance.py")
+    texts = [(ROOT / "rlplace" / file).read_text("utf-8") for file in files]
+    assert [*map(int, parts.groups())] == [len(text.splitlines()) for text in texts]

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import heapq
 import itertools
+import math
 from collections import deque
 from collections.abc import Callable, Collection, Generator, Hashable, Sequence
 from typing import Any, NamedTuple
@@ -162,12 +163,34 @@ class _Thread:
         # Whether the end of its turn is scheduled, because others wait
         self.ending = False
 
+    @property
+    def turns_left(self) -> int:
+        """The number of turns that its work takes, if others wait."""
+        return math.ceil((self.left_s - _LEAST_S) / self.turn_s)
+
+
+class _Skipped(NamedTuple):
+    """Turns of two threads on one processor that are not simulated one by one. `began`: when the first of them began.
+
+    `first`, `second`: the threads, in the order of their turns. `cycles`: number of skipped turns of each thread.
+    """
+
+    began: float
+    first: _Thread
+    second: _Thread
+    cycles: int
+
+    @property
+    def cycle_s(self) -> float:
+        return self.first.turn_s + self.second.turn_s
+
 
 class Cores:
     """The processors of a node, or an accelerator; threads are served in the order of their arrival, and take turns.
 
     A thread keeps its processor until its work is done, or for one turn if other threads wait. Only one thread of a
-    process computes at a time, as with Python's interpreter lock.
+    process computes at a time, as with Python's interpreter lock. If two threads take turns on a single processor,
+    their turns are skipped until one of them has its last turn, or until another thread comes.
     """
 
     def __init__(self, world: World, count: int, wanted: float = 1.0) -> None:
@@ -184,6 +207,8 @@ class Cores:
         self._running: dict[Hashable, _Thread] = {}
         # Threads whose work is done, with its time; each keeps its processor until the clock goes on
         self._done: list[tuple[float, _Thread, int]] = []
+        self._single = count == 1
+        self._skipped: _Skipped | None = None
         # Sum over all processors
         self.busy_s = 0.0
 
@@ -205,6 +230,10 @@ class Cores:
             self.busy_s += seconds
             self._world.at(self._world.now + seconds, self._world.resume, thread)
             return
+        if self._skipped is not None:
+            skipped = self._skipped
+            elapsed_s = self._world.now - skipped.began
+            self._continue(skipped, int(elapsed_s / skipped.cycle_s))
         if self._done:
             self._release_done()
         held = self._running.get(process)
@@ -294,6 +323,8 @@ class Cores:
             self._free_from(thread)
             self._waiting.append(thread)
             self._begin()
+            if self._single and len(self._waiting) == 1:
+                self._skip_turns()
             return
         # It keeps its processor if it has more to do now.
         self._world.resume(thread.thread)
@@ -301,6 +332,44 @@ class Cores:
             self._world.at(self._world.now, self._release, thread, thread.turn)
         else:
             self._done.append((self._world.now, thread, thread.turn))
+
+    def _skip_turns(self) -> None:
+        """Skip the turns of two threads up to the last turn of one of them. The turn of the first has just begun."""
+        (first,) = self._running.values()
+        (second,) = self._waiting
+        cycles = min(first.turns_left, second.turns_left) - 1
+        if cycles > 0:
+            # The end of the turn that has begun is outdated
+            first.turn += 1
+            skipped = _Skipped(self._world.now, first, second, cycles)
+            self._skipped = skipped
+            over_s = skipped.began + cycles * skipped.cycle_s
+            self._world.at(over_s, self._continue, skipped, cycles)
+
+    def _continue(self, skipped: _Skipped, cycles: int) -> None:
+        """Continue with the turn that two threads have reached. `cycles`: number of turns that each has ended."""
+        if self._skipped is not skipped:
+            return
+        self._skipped = None
+        thread = skipped.first
+        other = skipped.second
+        began = skipped.began + cycles * skipped.cycle_s
+        thread.left_s -= cycles * thread.turn_s
+        other.left_s -= cycles * other.turn_s
+        self.busy_s += cycles * skipped.cycle_s
+        if cycles < skipped.cycles and self._world.now >= began + thread.turn_s:
+            # The first has ended one more turn, so it is the turn of the second
+            began += thread.turn_s
+            thread.left_s -= thread.turn_s
+            self.busy_s += thread.turn_s
+            del self._running[thread.process]
+            self._waiting[0] = thread
+            self._running[other.process] = thread = other
+        thread.began = thread.since = began
+        thread.turn += 1
+        thread.ending = thread.turn_s < thread.left_s
+        ends = max(self._world.now, began + min(thread.turn_s, thread.left_s))
+        self._world.at(ends, self._end, thread, thread.turn)
 
     def _release_done(self) -> None:
         """Release the processors of threads whose work is done: now, or when the clock goes on."""

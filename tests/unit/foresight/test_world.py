@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from typing import Any
 
 import pytest
@@ -78,6 +79,50 @@ def test_long_work_shares_a_processor_turn_by_turn(world: World) -> None:
         "short": pytest.approx(4 * TURN_S),
         "long": pytest.approx(12 * TURN_S),
     }
+
+
+class TurnByTurn(Cores):
+    """Processors that skip no turn."""
+
+    def _skip_turns(self) -> None:
+        """Skip nothing."""
+
+
+def taking_turns(
+    works: list[list[tuple[float, float]]], kind: type[Cores]
+) -> tuple[list[tuple[str, float]], float]:
+    """Return (process, time) for each end of its work on one processor, and the seconds in which the processor is busy.
+
+    `works`: for each process, the pause before each piece of work, and the seconds of the work.
+    """
+    world = World()
+    cores = kind(world, 1)
+    log: list[tuple[str, float]] = []
+
+    def thread(name: str, laps: list[tuple[float, float]]) -> Process:
+        for pause_s, seconds in laps:
+            yield Sleep(pause_s)
+            yield Work(cores, name, seconds)
+            log.append((name, world.now))
+
+    for number, laps in enumerate(works):
+        world.spawn(thread(f"p{number}", laps))
+    world.run(lambda: False)
+    return sorted(log), cores.busy_s
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_skipped_turns_end_as_if_each_was_simulated(seed: int) -> None:
+    rng = random.Random(seed)
+    works = [
+        [(rng.choice((0.0, 0.01, 0.5)), 10 ** rng.uniform(-4, 0)) for _ in range(3)]
+        for _ in range(rng.randint(2, 4))
+    ]
+    each, busy_s = taking_turns(works, TurnByTurn)
+    skipped, busy_skipped_s = taking_turns(works, Cores)
+    assert [name for name, _ in skipped] == [name for name, _ in each]
+    assert [s for _, s in skipped] == pytest.approx([s for _, s in each], rel=1e-9)
+    assert busy_skipped_s == pytest.approx(busy_s)
 
 
 def test_who_comes_into_a_long_turn_waits_for_its_end_only(world: World) -> None:

@@ -209,10 +209,13 @@ class LanguageModelJob(TrainedJob):
     ) -> Sequence[str]:
         generates = any(role_of(component) == "rollout" for component in config.placed)
         kinds = {node.kind for node in plan_.topology.nodes}
+        found = []
+        if config.actor.lora_rank is not None or config.critic.lora_rank is not None:
+            found.append("peft")
         # Forks of a process with vLLM were not tried on GPUs
         if generates and config.rollout.engine == "vllm" and kinds == {"emulated"}:
-            return [_VLLM_MODULES]
-        return ()
+            found.append(_VLLM_MODULES)
+        return found
 
     def work(self, config: LanguageModelJobConfig, needs: Needs) -> Work:
         return iteration.work(needs)

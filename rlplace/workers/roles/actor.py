@@ -232,7 +232,6 @@ class LmActor(Actor):
 
     imports: ClassVar[tuple[str, ...]] = (
         "rlplace.models.causal_lm",
-        "peft",
         "rlplace.workers.training.experience",
         "rlplace.workers.training.lm_learner",
         "rlplace.workers.training.state",

@@ -118,7 +118,6 @@ class SupervisedActor(TrainedWorker):
 
     imports: ClassVar[tuple[str, ...]] = (
         "rlplace.models.causal_lm",
-        "peft",
         "rlplace.workers.training.lm_learner",
         "rlplace.workers.training.state",
     )

@@ -48,23 +48,35 @@ def test_without_libraries_nothing_is_imported_early() -> None:
     assert "torch" not in shown.stdout
 
 
+VLLM = "rlplace.workers.engines.vllm_modules"
+
+
 @pytest.mark.parametrize(
-    ("words", "vllm"),
+    ("words", "expected"),
     [
-        (["hybrid_grpo_llm", "cluster.accelerator.kind=emulated"], True),
-        (["hybrid_grpo_llm", "rollout.engine=transformers"], False),
-        (["grpo_qwen3_8b"], False),
-        (["sft_tiny"], False),
-        (["hybrid_ppo"], False),
+        (["hybrid_grpo_llm", "cluster.accelerator.kind=emulated"], [VLLM]),
+        (
+            [
+                "hybrid_grpo_llm",
+                "cluster.accelerator.kind=emulated",
+                "actor.lora_rank=4",
+            ],
+            ["peft", VLLM],
+        ),
+        (["hybrid_grpo_llm", "rollout.engine=transformers"], []),
+        (["grpo_qwen3_8b"], []),
+        (["sft_tiny"], []),
+        (["sft_tiny", "actor.lora_rank=4"], ["peft"]),
+        (["hybrid_ppo"], []),
     ],
 )
-def test_jobs_whose_engines_are_vllm_on_processors_import_it_once(
-    words: list[str], vllm: bool
+def test_a_job_imports_the_libraries_that_it_needs_once(
+    words: list[str], expected: list[str]
 ) -> None:
     (composed,) = with_hydra(["--config-name", *words])
     prepared = prepare_composed(composed)
     config = prepared.config
     found = job_of(config).large_modules(config, prepared.plan)
-    assert bool(found) is vllm
+    assert list(found) == expected
     for name in found:
         assert importlib.util.find_spec(name) is not None

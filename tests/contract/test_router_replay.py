@@ -18,6 +18,7 @@ from rlplace.placement.schedule import Residency
 from rlplace.tokens import Completion, Episode, Request, Sample
 from rlplace.workers.engines.contract import EngineSettings
 from rlplace.workers.engines.transformers import TransformersEngine
+from rlplace.workers.training.lm_learner import SupervisedLearner
 from tests.contract.test_lm_ranks import check_update_of_one
 from tests.lm_ranks import LmScenario, iterate, run_lm_ranks
 from tests.rollout_stage import Ledger
@@ -291,6 +292,47 @@ def test_the_auxiliary_loss_moves_routers(
             # k = 2 if experts are used equally
             assert 2 <= found["actor/router_loss"].value < 3
     assert not torch.allclose(moved[0.0], moved[1.0], atol=1e-5)
+
+
+def test_early_gradients_have_the_auxiliary_loss_of_one_step(
+    folder: Path, model: PreTrainedModel, actor_of: Callable[..., Any]
+) -> None:
+    """All samples are one micro-batch, in which experts are balanced."""
+    groups = generated(folder, model)
+    moved, losses = [], []
+    for early in (False, True):
+        actor = actor_of(
+            folder,
+            algorithm={"accumulate_early": early},
+            trained={"router_loss_coef": 1.0, "token_budget": 4096},
+        )
+        losses.append(iterate(actor, groups=groups)["actor/router_loss"].value)
+        weights = {n: w.clone() for n, w in actor._model.whole_weights()}
+        moved.append(weights["model.layers.0.mlp.gate.weight"])
+    assert losses[0] == pytest.approx(losses[1], rel=1e-5)
+    torch.testing.assert_close(moved[0], moved[1], atol=2e-5, rtol=1e-4)
+
+
+def test_written_answers_balance_experts_too(
+    folder: Path, model: PreTrainedModel, actor_of: Callable[..., Any]
+) -> None:
+    actor = actor_of(folder, trained={"router_loss_coef": 1.0})
+    learner = SupervisedLearner(
+        actor.config.config,
+        actor._model,
+        actor._learner._trainer,
+        actor._ranks,
+        None,
+        4096,
+    )
+    actor.move(Residency.FULL)
+    (shard,) = learner.shards(without(generated(folder, model)), 0)
+    with actor._computing("learn", Residency.FULL):
+        update = learner.learn(shard, 0)
+    assert update.mean is not None
+    assert 2 <= update.mean["router_loss"] < 3
+    assert update.mean["loss"] > update.mean["router_loss"]
+    assert 1 < update.metrics["actor/expert_load_max"].value < 3
 
 
 @pytest.mark.slow

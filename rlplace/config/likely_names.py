@@ -195,7 +195,10 @@ def likely_names(name: str, above: str, known: Iterable[Known]) -> Sequence[Like
     """
     words = words_of(name)
     around = words_of(above)
-    found = []
+    found: list[Likely] = []
+    # A name that says nothing
+    if not words:
+        return found
     for each in known:
         likely = _compared(words, around, above, each)
         if likely is not None:
@@ -243,6 +246,8 @@ def _compared(
         by_block = around & theirs
         if not (by_block and shared) or not theirs <= words | around | {"total"}:
             return None
+    if not theirs:
+        return None
     lost = words - theirs - words_of(block)
     added = theirs - words - around
     likeness = _weight((words | around) & theirs) / (

@@ -51,6 +51,9 @@ def test_the_words_of_a_name_are_those_of_the_field(name: str, words: set[str]) 
         ("last", "checkpoint", [], False),
         ("save_last_ckpt", "runner", [".save_last_checkpoint"], True),
         ("icm_lr", "actor.optimizer", [], False),
+        # No word that says anything
+        ("per", "algorithm", [], False),
+        ("", "algorithm", [], False),
     ],
 )
 def test_a_name_is_sure_only_if_no_word_is_lost_or_added(

@@ -752,8 +752,8 @@ def _no_number(
         return _error("out-of-bounds", "bounds", share, rule=rule, about=about)
     # A rate or a weight with a sign too many; -1 is a habit for what is switched off
     if of is float and isinstance(value, float) and value < 0 and value != -1:
-        most: Any = rules.get("maximum", rules.get("below", math.inf))
-        if -value <= most:
+        largest: Any = rules.get("maximum", rules.get("below", math.inf))
+        if -value <= largest:
             return _error(
                 "out-of-bounds", "bounds", show(-value), rule=rule, about=about
             )

@@ -258,6 +258,8 @@ the steps in the table.
 ## How this was made
 
 - Seeds 0, 1 and 2 are reported, all of them. The settings were chosen with other runs, whose seeds began at 100.
+  After weak first runs with seeds 0 to 2, the settings of some tasks were changed. The table has only runs with the new
+  settings: [what was tried](hyperparameters.md#what-was-tried) names these tasks.
 - The tasks of rlplace are those of Gymnasium {gymnasium} (`-v5`) with MuJoCo {mujoco}. The published returns are for
   older versions of the same tasks, which the table names. Rewards, observations and models differ a little: `-v5`
   corrected the rewards of Hopper, Walker2d, Ant and Pusher, and Ant observes its contact forces. So compare with care.

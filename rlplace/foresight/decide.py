@@ -8,7 +8,7 @@
 
 Two things prevent oscillation. A gain counts only if it exceeds the error of the performance model on this run plus the
 noise of the measured seconds. And a placement that the run has left is chosen again only after the work itself has
-changed by more than twice this error: see `Left`. So with stationary work, a run chooses each placement at most once.
+changed by more than twice this error, and by 10 %: see `Left`. So with stationary work, a run chooses each placement at most once.
 """
 
 from __future__ import annotations
@@ -30,9 +30,10 @@ _OF_MEDIAN = 1.2533
 _OF_DEVIATIONS = 1.4826
 # Share of pairs with the other sign from which on a slope is noise
 _DISAGREE = 0.2
-# A placement that was left is chosen again if the work has changed by more than so many times the error. With 1, noise
-# alone brought 19 of 12,000 runs of stationary work back to such a placement; with 2, none
+# A placement that was left is chosen again if the work has changed by more than so many times the error, and by more
+# than this share: a few iterations may show less noise than there is
 _CHANGED = 2.0
+_LEAST_CHANGED = 0.1
 # A change is taken back early if each of so many iterations is slower than any before, by so many times the noise
 _LEAST_CLEAR = 3
 _CLEAR = 2.0
@@ -160,7 +161,7 @@ def decide(case: Case) -> Decision:
         why = "no other placement is predicted to be faster"
     elif gain <= error:
         why = f"the gain of {gain:.1%} is within the error of {error:.1%}"
-    elif changed <= _CHANGED * error:
+    elif changed <= max(_LEAST_CHANGED, _CHANGED * error):
         why = f"the run has left this placement, and the work has changed by {changed:.1%} since"
     elif pays_back > most:
         why = f"the change pays back in {math.ceil(pays_back)} iterations, not in {most:g}"

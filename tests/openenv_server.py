@@ -100,6 +100,16 @@ class Adding:
         return answer(told, reward=float(right), done=right)
 
 
+class Vague(Adding):
+    """The reward of a call is a word."""
+
+    def step(self, action: Mapping[str, Any]) -> Answer:
+        told = super().step(action)
+        if action["type"] == "call_tool":
+            told["reward"] = "good"
+        return told
+
+
 class Unsteady(Guess):
     """Its first observation does not follow from the seed."""
 

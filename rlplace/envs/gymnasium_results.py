@@ -165,7 +165,8 @@ class Results:
             for name in _MASK_METHODS:
                 if callable(getattr(type(layer), name, None)):
                     self.remark_of_kind("mask", f"a method {name}()")
-            layer = vars(layer).get("env")
+            # Any object may be the attribute `env` of an environment
+            layer = getattr(layer, "__dict__", {}).get("env")
 
     def look_at_end(self, info: Any, *, terminated: bool) -> None:
         """Add a remark if an episode is terminated, and its `info` says that a time limit has ended it.

@@ -133,12 +133,12 @@ class Session:
         try:
             answer = parsed_object(text)
             told = dict(answer["data"])
+            if answer.get("type") != "error":
+                return _observed(told)
         except (LookupError, TypeError, ValueError) as error:
             why = f"{self._url}: the answer to {kind} is not OpenEnv's: {error}"
             raise NoAnswer(why) from error
-        if answer.get("type") == "error":
-            raise self._error(told)
-        return _observed(told)
+        raise self._error(told)
 
     def _error(self, told: Mapping[str, Any]) -> Exception:
         """Return the error that the server has told."""
@@ -177,12 +177,16 @@ def is_address(url: object) -> bool:
     """Return whether `url` can be the address of a server, such as http://127.0.0.1:8000."""
     if not isinstance(url, str):
         return False
-    parts = urllib.parse.urlsplit(url)
+    try:
+        parts = urllib.parse.urlsplit(url)
+    except ValueError:
+        # Such as a bracket that is not closed
+        return False
     return parts.scheme in _SCHEMES and bool(parts.netloc)
 
 
 def _observed(told: Mapping[str, Any]) -> Observed:
-    """Return what an answer says."""
+    """Return what an answer says. Raises TypeError and ValueError for values of other types than OpenEnv's."""
     observation = dict(told.get("observation") or {})
     reward = told.get("reward")
     metadata = observation.pop("metadata", None) or {}

@@ -249,6 +249,12 @@ def test_a_method_that_returns_a_mask_is_said_not_to_be_called() -> None:
     assert not vector().remarks
 
 
+def test_an_environment_may_have_an_object_without_attributes_as_env() -> None:
+    script: Any = Script()
+    script.env = object()
+    assert not GymnasiumVector([script], max_episode_steps=2).remarks
+
+
 class HalfOld(Script):
     """Returns the five values of Gymnasium, and tells a time limit as Gym did."""
 

@@ -21,6 +21,7 @@ from tests.openenv_server import (
     Silent,
     Unsteady,
     Unverified,
+    Vague,
     serving,
 )
 
@@ -205,7 +206,7 @@ def test_a_server_that_is_not_there_is_told_before_the_start() -> None:
     assert "refused" in str(problem.why)
 
 
-@pytest.mark.parametrize("url", ["localhost:8000", "http://", "", []])
+@pytest.mark.parametrize("url", ["localhost:8000", "http://", "http://[::1", "", []])
 def test_what_is_no_address(url: Any) -> None:
     with pytest.raises(ConfigError) as error:
         task(url)
@@ -242,3 +243,10 @@ def test_a_server_that_does_not_answer_a_step_is_named() -> None:
                 episode.reply("1")
         finally:
             Silent.free.set()
+
+
+def test_a_reward_that_is_no_number_is_not_taken_for_a_refused_action() -> None:
+    with serving(Vague) as url:
+        episode = task(url, tool_format="hermes").episode(0)
+        with pytest.raises(NoAnswer, match="the answer to step is not OpenEnv's"):
+            episode.reply(called("add", a=1))

@@ -135,6 +135,7 @@ _MEASURES = {
     *("iteration", "epoch", "function", "fn"),
 }
 _MEASURE = 0.35
+_BOUND = "min"
 # Words that a name of the same block may have besides: seeds and num_seeds
 _COUNTS = {"total", "max", "number"}
 # Of a name in another block than that of the unknown name
@@ -249,6 +250,9 @@ def _compared(
     if not theirs:
         return None
     lost = words - theirs - words_of(block)
+    # A lower bound of a value is not the value
+    if _BOUND in lost:
+        return None
     added = theirs - words - around
     likeness = _weight((words | around) & theirs) / (
         _weight((words | around) & theirs) + _weight(lost) + 0.7 * _weight(added)

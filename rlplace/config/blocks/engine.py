@@ -80,7 +80,7 @@ class RunnerConfig:
         minimum=1,
     )
     eval_prompts: int | None = lm_knob(
-        "held-out prompts of one pass, the same each time; null: all, of a task without end 32",
+        "held-out prompts of a pass, equal in all passes; null: all, of a task without end 32",
         None,
         minimum=1,
     )

@@ -17,6 +17,7 @@ KNOWN = [
     Known("algorithm.max_new_tokens"),
     Known("actor.token_budget"),
     Known(".save_last_checkpoint", is_whole=True),
+    Known("replay.buffer_size"),
 ]
 
 
@@ -45,6 +46,9 @@ def test_the_words_of_a_name_are_those_of_the_field(name: str, words: set[str]) 
         ("wd", "actor.optimizer", ["actor.optimizer.weight_decay"], False),
         # A ratio to a rate is no rate
         ("min_lr", "actor.optimizer", ["actor.optimizer.min_lr_ratio"], False),
+        # The fewest steps before learning are not the most that are kept
+        ("min_size", "replay", [], False),
+        ("max_size", "replay", ["replay.buffer_size"], False),
         # In the block itself first
         ("tokens", "actor", ["actor.token_budget"], False),
         # All words of the known name have to be there

@@ -8,7 +8,8 @@
 
 Two things prevent oscillation. A gain counts only if it exceeds the error of the performance model on this run plus the
 noise of the measured seconds. And a placement that the run has left is chosen again only after the work itself has
-changed by more than twice this error, and by 10 %: see `Left`. So with stationary work, a run chooses each placement at most once.
+changed by more than twice this error, and by 10 %: see `Left`. So with stationary work, a run chooses each placement
+at most once.
 """
 
 from __future__ import annotations

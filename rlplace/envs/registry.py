@@ -68,6 +68,7 @@ EXTRAS: Mapping[str, str] = {
     "minigrid": "minigrid",
     "gymnasium_robotics": "robotics",
     "ale_py": "atari",
+    "Box2D": "box2d",
     "mani_skill": "maniskill",
 }
 # Names that different programs have for one argument
@@ -490,9 +491,12 @@ def missing_library(
     value. `of`: words for the part of the job that needs the library, such as "the task".
     """
     command = install_command(extra)
-    # Gymnasium names the command for libraries that our extras lack, such as Box2D
+    # Gymnasium names a library that lacks, and the command that installs it
     theirs = re.findall(r"`(pip install [^`]+)`", why)
-    if theirs and why.partition(" ")[0].lower() not in command:
+    library = why.partition(" ")[0]
+    if theirs and (own := EXTRAS.get(library)) is not None:
+        command = install_command(own)
+    elif theirs and library.lower() not in command:
         command = " && ".join(theirs)
     return config_error(
         "missing-library", key, got, error="extra", of=of, reason=why, command=command

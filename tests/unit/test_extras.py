@@ -52,13 +52,19 @@ def test_a_package_that_is_not_installed_has_a_clone(
 
 @needs("rlplace")
 def test_a_library_that_no_extra_has_is_installed_as_its_own_error_says() -> None:
-    why = 'Box2D is not installed, run `pip install swig` followed by `pip install "gymnasium[box2d]"`'
-    fix = missing_library(why, got="LunarLander-v3", extra="envs").problems[0].fix
-    assert fix == 'pip install swig && pip install "gymnasium[box2d]"'
+    why = 'Simulator is not installed, run `pip install swig` followed by `pip install "gymnasium[simulator]"`'
+    fix = missing_library(why, got="Simulator-v3", extra="envs").problems[0].fix
+    assert fix == 'pip install swig && pip install "gymnasium[simulator]"'
     why = 'MuJoCo is not installed, run `pip install "gymnasium[mujoco]"`'
     assert missing_library(why, got="Hopper-v5", extra="envs").problems[
         0
     ].fix == install_command("envs")
+
+
+def test_a_library_that_an_extra_has_is_installed_by_this_extra() -> None:
+    why = 'Box2D is not installed, run `pip install swig` followed by `pip install "gymnasium[box2d]"`'
+    fix = missing_library(why, got="LunarLander-v3", extra="envs").problems[0].fix
+    assert fix == install_command("box2d")
 
 
 @pytest.mark.parametrize("library", ["PyYAML", "pydantic", "hydra-core", "pytest"])

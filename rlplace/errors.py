@@ -219,9 +219,12 @@ def _corrected(problem: Problem, line: str, typed: str) -> str | None:
     is_below = re.sub(r"\[(\d+)\]", r".\1", problem.key).startswith(f"{above}.")
     if not is_below or not is_beside or not wrong or "<" in new:
         return None
-    form = re.compile(rf"(?<=: ){re.escape(wrong)}(?=\s*[,}}])")
+    # A text may have quotes of either kind
+    bare = re.escape(wrong.strip('"'))
+    written = rf"(['\"]?){bare}\1(?=\s*[,}}])"
+    form = re.compile(rf"(?<=: ){written}")
     if name != leaf:
-        form = re.compile(rf"(?<=[{{ ,]){leaf}: ?{re.escape(wrong)}(?=\s*[,}}])")
+        form = re.compile(rf"(?<=[{{ ,]){leaf}: ?{written}")
         new = f"{name}: {new}"
     if len(form.findall(value)) != 1:
         return None

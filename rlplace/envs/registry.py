@@ -25,7 +25,7 @@ from rlplace.config.blocks.policies import (
     TransformerConfig,
     VlaConfig,
 )
-from rlplace.config.yaml_text import show
+from rlplace.config.yaml_text import quote, show
 from rlplace.envs.argument_kinds import Argument, arguments_of, is_unfit, meant
 from rlplace.envs.contract import image_size
 from rlplace.errors import ConfigError, Problem, did_you_mean, suggestion
@@ -243,12 +243,14 @@ def unfit_arguments(
             continue
         fitting = meant(argument, value)
         instead = f"<a {argument.kind}>" if fitting is None else show(fitting)
+        # With the quotes of a text that would be a number without them
+        shown = quote(value, exact=True)
         unfit = problem(
             code,
             f"{key}.{name}",
-            f"{name}: {show(value)}",
+            f"{name}: {shown}",
             error="unfit-argument",
-            span=(len(name) + 2, len(name) + 2 + len(show(value))),
+            span=(len(name) + 2, len(name) + 2 + len(shown)),
             callable=called,
             name=name,
             kind=argument.kind,

@@ -292,6 +292,19 @@ def test_a_name_inside_a_typed_list_is_corrected_where_it_stands() -> None:
     assert unclear.pasted == problem.fix
 
 
+@pytest.mark.parametrize("typed", ["'no'", '"no"', "no"])
+def test_a_text_inside_a_typed_block_is_corrected_with_its_quotes(typed: str) -> None:
+    problem = Problem(
+        code="c",
+        key="env.kwargs.slippery",
+        what="w",
+        got='slippery: "no"',
+        fix="slippery: false",
+        source=Source(file=f"{COMMAND_LINE}env.kwargs={{slippery: {typed}, size: 4}}"),
+    )
+    assert problem.pasted == "'env.kwargs={slippery: false, size: 4}'"
+
+
 def test_keys_of_items_and_arguments_are_typed_with_their_path() -> None:
     item = Problem(
         code="c",

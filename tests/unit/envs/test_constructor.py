@@ -212,3 +212,9 @@ def test_arguments_of_wrappers_are_compared_too() -> None:
         "env.wrappers[0].kwargs.max_episode_steps",
     )
     assert fix == "max_episode_steps: <a whole number>"
+
+
+def test_a_text_that_reads_like_a_number_is_shown_with_its_quotes() -> None:
+    config = SimulatorEnvConfig(id="Ant-v5", kwargs={"frame_skip": "5"})
+    (problem,) = GymnasiumAdapter().check(config)
+    assert (problem.got, problem.fix) == ('frame_skip: "5"', "frame_skip: 5")

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import concurrent.futures
 import json
+import math
 import random
 import re
 import time
@@ -52,8 +53,10 @@ _ROOM_S = 5.0
 _LOOK_S = 0.1
 # Resets at the same time
 _TOGETHER = 16
-_WHOLE_NUMBER = re.compile(r"[-+]?\d+")
-_NUMBER = re.compile(r"[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?")
+# A hyphen behind a word or a digit is no sign; a comma before three digits separates thousands
+_SIGN = r"(?:(?<![\w)\]])[-+])?"
+_DIGITS = r"(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+)"
+_NUMBER = re.compile(rf"{_SIGN}(?:{_DIGITS}(?:\.\d+)?|\.\d+)(?:[eE][-+]?\d+)?")
 # Characters of an observation that an error shows
 _SHOWN = 200
 
@@ -431,20 +434,33 @@ def _value(answer: str, types: Sequence[str]) -> Any:
     """
     if not types or "string" in types:
         return answer
-    for kind, pattern, number in [
-        ("integer", _WHOLE_NUMBER, int),
-        ("number", _NUMBER, float),
-    ]:
-        if kind not in types:
-            continue
-        found = pattern.findall(answer)
-        if not found:
-            raise RefusedAction("the answer has no number")
-        return number(found[-1])
+    if "number" in types or "integer" in types:
+        return _last_number(answer, types)
     try:
         return parsed(answer)
     except ValueError as error:
         raise RefusedAction(f"the answer must be JSON: {error}") from error
+
+
+def _last_number(answer: str, types: Sequence[str]) -> int | float:
+    """Return the last number in an answer. Raises RefusedAction without one, and for one that does not fit.
+
+    `types`: of the field. If it takes whole numbers only, 3.0 is one.
+    """
+    found = _NUMBER.findall(answer)
+    if not found:
+        raise RefusedAction("the answer has no number")
+    text = found[-1].replace(",", "")
+    number = float(text)
+    if not math.isfinite(number):
+        raise RefusedAction("the last number in the answer is too large")
+    if "integer" in types and text.lstrip("+-").isdigit():
+        return int(text)
+    if "number" in types:
+        return number
+    if not number.is_integer():
+        raise RefusedAction(f"the last number in the answer, {text}, is not whole")
+    return int(number)
 
 
 def _told(values: Mapping[str, Any]) -> str:

@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 import pytest
 
 from rlplace.envs.text.contract import MessagesWithTools, NextTurn
-from rlplace.envs.text.openenv_client import NoAnswer
+from rlplace.envs.text.openenv_client import NoAnswer, RefusedAction
 from rlplace.envs.text.openenv_tasks import OpenEnv, OpenEnvEpisode
 from rlplace.errors import ConfigError, Problem
 from tests.openenv_server import (
@@ -78,6 +78,31 @@ def test_an_episode_that_ends_without_any_reward_has_no_score() -> None:
         facts = episode.facts()
         assert "score" not in facts
         assert facts["steps"] == 1
+
+
+@pytest.mark.parametrize(
+    ("answer", "number"),
+    [
+        ("I take 3.0", 3),
+        ("1,000", 1000),
+        ("(100, 200)", 200),
+        ("rows 1-3", 3),
+        ("x = -2", -2),
+        ("9007199254740993", 9007199254740993),
+    ],
+)
+def test_the_last_whole_number_of_an_answer(answer: str, number: int) -> None:
+    with serving(Guess) as url:
+        assert task(url).action_of(answer) == {"guess": number}
+
+
+@pytest.mark.parametrize(
+    ("answer", "why"),
+    [("2.7", "2.7, is not whole"), ("7" * 5000, "too large"), ("none", "no number")],
+)
+def test_an_answer_without_a_whole_number_is_refused(answer: str, why: str) -> None:
+    with serving(Guess) as url, pytest.raises(RefusedAction, match=why):
+        task(url).action_of(answer)
 
 
 def test_samples_of_a_prompt_are_equal_and_prompts_differ() -> None:

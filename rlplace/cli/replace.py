@@ -75,7 +75,9 @@ def run_folder(run: str) -> Path:
     folder = Path(run)
     if _is_run(folder):
         return folder
-    runs = [each for each in sorted(folder.glob("*")) if _is_run(each)]
+    # A folder such as runs/hopper, or runs
+    below = [*folder.glob("*"), *folder.glob("*/*")]
+    runs = [each for each in sorted(below) if _is_run(each)]
     under_way = [each for each in runs if in_use(each)]
     if len(under_way) == 1:
         return under_way[0]
@@ -85,7 +87,7 @@ def run_folder(run: str) -> Path:
             "RUN",
             run,
             error="several",
-            runs=", ".join(each.name for each in under_way),
+            runs=", ".join(str(each.relative_to(folder)) for each in under_way),
             newest=under_way[-1],
         )
     error = "ended" if runs else "none"

@@ -191,7 +191,9 @@ def test_a_request_is_withdrawn_if_the_run_ends_or_is_late(tmp_path: Path) -> No
 
 
 def test_a_folder_of_runs_stands_for_the_one_that_is_under_way(tmp_path: Path) -> None:
-    folders = [a_run(tmp_path / name) for name in ("a", "b", "c")]
+    above = tmp_path / "hopper"
+    above.mkdir()
+    folders = [a_run(above / name) for name in ("a", "b", "c")]
     for run_of in folders:
         (run_of / "config.yaml").write_text(
             "cluster: {component_placement: {env: 0}}\n", encoding="utf-8"
@@ -200,11 +202,12 @@ def test_a_folder_of_runs_stands_for_the_one_that_is_under_way(tmp_path: Path) -
     assert code == 2
     assert "no run of this folder is under way" in shown
     with lock(folders[1]):
-        code, shown = asked(str(tmp_path), ENV_AWAY, "--timeout", "0")
-        assert code == 1
-        assert str(folders[1]) in shown
+        for folder in (above, tmp_path):
+            code, shown = asked(str(folder), ENV_AWAY, "--timeout", "0")
+            assert code == 1
+            assert str(folders[1]) in shown
         with lock(folders[2]):
             code, shown = asked(str(tmp_path), ENV_AWAY, "--timeout", "0")
     assert code == 2
-    assert "a request goes to one of them: b, c" in shown
+    assert "a request goes to one of them: hopper/b, hopper/c" in shown
     assert f"fix: {folders[2]}" in shown

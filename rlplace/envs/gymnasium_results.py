@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import inspect
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
@@ -160,13 +160,10 @@ class Results:
 
     def look_for_mask_methods(self, env: gymnasium.Env[Any, Any]) -> None:
         """Add a remark if an environment, or a wrapper of it, has a method that returns a mask of actions."""
-        layer: Any = env
-        while layer is not None:
+        for layer in _layers(env):
             for name in _MASK_METHODS:
                 if callable(getattr(type(layer), name, None)):
                     self.remark_of_kind("mask", f"a method {name}()")
-            # Any object may be the attribute `env` of an environment
-            layer = getattr(layer, "__dict__", {}).get("env")
 
     def look_at_end(self, info: Any, *, terminated: bool) -> None:
         """Add a remark if an episode is terminated, and its `info` says that a time limit has ended it.
@@ -196,8 +193,9 @@ class Results:
 
         It is called with the argument `seed` at first, and without arguments for later episodes.
         """
-        layer: Any = env
-        while layer is not None:
+        for layer in _layers(env):
+            if not hasattr(layer, "reset"):
+                return
             try:
                 signature = inspect.signature(layer.reset)
             except (TypeError, ValueError):
@@ -205,8 +203,6 @@ class Results:
                 return
             self._require_call(layer, signature, {"seed": 0})
             self._require_call(layer, signature, {})
-            inner = getattr(layer, "env", None)
-            layer = inner if hasattr(inner, "reset") else None
 
     def require_equal_spaces(self, envs: Sequence[gymnasium.Env[Any, Any]]) -> None:
         """Raise SimulatorError unless all environments take the same actions, and show observations of one form.
@@ -232,6 +228,19 @@ class Results:
         except TypeError:
             got = f"{type(layer).__name__}.reset{signature}"
             raise self.refused(Unfit("reset-arguments", got), _RESET) from None
+
+
+def _layers(env: gymnasium.Env[Any, Any]) -> Iterator[Any]:
+    """Yield an environment, the object that is its attribute `env`, and so on, each of them once.
+
+    Any object may be this attribute, also the environment itself.
+    """
+    seen: set[int] = set()
+    layer: Any = env
+    while layer is not None and id(layer) not in seen:
+        seen.add(id(layer))
+        yield layer
+        layer = getattr(layer, "__dict__", {}).get("env")
 
 
 def _form_of(space: gymnasium.Space[Any]) -> object:

@@ -407,6 +407,8 @@ def _tools(session: Session) -> list[Mapping[str, Any]]:
         raise RefusedAction("its actions are calls of tools, and it has no tools")
     tools: list[Mapping[str, Any]] = []
     for tool in listed:
+        if not isinstance(tool, Mapping) or not isinstance(tool.get("name"), str):
+            raise RefusedAction(f"one of its tools has no name: {_text(tool)}")
         function = {
             "name": tool["name"],
             "description": tool.get("description") or "",

@@ -255,6 +255,12 @@ def test_an_environment_may_have_an_object_without_attributes_as_env() -> None:
     assert not GymnasiumVector([script], max_episode_steps=2).remarks
 
 
+def test_an_environment_may_have_itself_as_env() -> None:
+    script: Any = Script()
+    script.env = script
+    assert not GymnasiumVector([script], max_episode_steps=2).remarks
+
+
 class HalfOld(Script):
     """Returns the five values of Gymnasium, and tells a time limit as Gym did."""
 

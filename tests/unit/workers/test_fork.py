@@ -26,7 +26,7 @@ import os, sys
 sys.path.insert(0, sys.argv[1])
 import fork
 del sys.path[0]
-fork._SENT_S = fork._ANSWER_S = 0.2
+fork._SENT_S = fork._ANSWER_S = 1.0
 getattr(fork, sys.argv[2].removeprefix("--"))(sys.argv[3], sys.argv[4:])
 os._exit(0)
 """

@@ -248,6 +248,16 @@ def test_an_unknown_field_gets_the_nearest_one() -> None:
         assert problem_of(error).fix == "fields: remark"
 
 
+def test_a_tool_without_a_name_is_refused() -> None:
+    class Nameless(Adding):
+        def step(self, action: Mapping[str, Any]) -> dict[str, Any]:
+            return {"observation": {"tools": [{"description": "Adds."}]}}
+
+    with serving(Nameless) as url, pytest.raises(ConfigError) as error:
+        task(url).episode(0)
+    assert "has no name" in str(problem_of(error).why)
+
+
 def test_different_first_observations_of_one_prompt_are_refused() -> None:
     with serving(Unsteady) as url, pytest.raises(ConfigError) as error:
         task(url).episodes(0, 2)

@@ -17,8 +17,8 @@ _HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
 _OLD_HUB_ID = re.compile(r"\w[\w.-]*")  # an id without an owner, such as gpt2
 _OTHER = "        (or the folder of another Hugging Face model)"
 GET = f"scripts/get_model smollm2{_OTHER}"
-# Models that scripts/get_model can download.
-_GOT = re.compile(r"(?:.*/)?models/(smollm2|tiny|tiny_reward)/?")
+# Models that scripts/get_model downloads or makes
+_GOT = re.compile(r"(?:.*/)?models/(smollm2|tiny|tiny_moe|tiny_reward|tiny_vlm)/?")
 
 
 def model_folder(written: str) -> Path:

@@ -359,7 +359,7 @@ number = 3
                 "actor.model.kwargs={wdith: 3}",
             ],
             "bad-module-kwargs",
-            "actor.model.kwargs.width=3",
+            "actor.model.kwargs={width: 3}",
         ),
         (
             ["cartpole", "env.wrappers=[{name: 'own_nets:Halfed'}]"],

@@ -70,7 +70,7 @@ def test_the_placement_line_alone_makes_it_another_mode(
 def test_the_settings_are_read() -> None:
     blocks = (yaml.safe_load(block) for language, block in BLOCKS if language == "yaml")
     task, small, another, images, agent, *blocks = blocks
-    of_others, critic, judges, cut, context, real = blocks
+    of_others, on_server, critic, judges, cut, context, experts, real = blocks
     rest: dict[str, Any] = {
         "cluster": {"component_placement": {"actor": 0, "env": 0, "rollout": 0}},
         "algorithm": {"name": "grpo", "prompts": 256},
@@ -79,6 +79,11 @@ def test_the_settings_are_read() -> None:
     with_taskset = read_config(rest | of_others)
     assert (with_taskset.env.task, with_taskset.env.max_turns) == ("verifiers", 8)
     assert with_taskset.env.kwargs["environment"] == "gsm8k-v1"
+    with_server = read_config(rest | on_server)
+    assert (with_server.env.task, with_server.env.max_turns) == ("openenv", 8)
+    assert with_server.env.kwargs["action"] == "message"
+    with_experts = read_config(rest | {"env": {"task": "arithmetic"}} | experts)
+    assert with_experts.actor.router_replay
     with_critic = read_config(rest | {"env": {"task": "arithmetic"}} | critic)
     assert (with_critic.critic.warmup_iterations, with_critic.placed) == (
         5,

@@ -196,10 +196,9 @@ def test_what_is_written_has_the_values_of_the_plan_or_is_an_error(
     assert "token_budget: 512" in file.read_text()
     (tmp_path / "mine.yaml").write_text("defaults: [hybrid_grpo_llm, _self_, small]\n")
     assert search([*asked, "mine"]) == 2
-    assert (
-        "why: actor.token_budget is 128 in a file that it names in defaults"
-        in capsys.readouterr().err
-    )
+    told = capsys.readouterr().err
+    assert "actor.token_budget: is undone by small" in told
+    assert "fix: defaults: [hybrid_grpo_llm, small, _self_]" in told
 
 
 def test_the_nearest_plan_that_does_not_fit_has_the_values_that_were_varied(

@@ -47,7 +47,8 @@ def test_a_part_may_be_one_of_several_pieces_and_have_ranks() -> None:
 @pytest.mark.parametrize(
     ("text", "fix"),
     [
-        ("part 3/2", "actor: part 2/3"),
+        # Two numbers in the wrong order, or the last part
+        ("part 3/2", "one of\nactor: part 2/3\nactor: part 2/2"),
         ("part 0/2", "actor: part 1/2"),
         ("part 1/0", "actor: all"),
         ("all of 0", "actor: all"),

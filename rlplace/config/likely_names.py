@@ -81,7 +81,7 @@ _FORMS = {
     "reference": "ref",
     "replay": "buffer rb",
     "response": "responses completion completions answer answers",
-    "resume": "restore restart_from load loading",
+    "resume": "restore restart_from",
     "return": "returns",
     "reward": "rewards rew",
     "sample": "samples sampled",
@@ -243,7 +243,10 @@ def _compared(
         return None
     # Words of the block count where the name alone does not have them: checkpoint.load, load_checkpoint
     shared = words & theirs
-    if words != theirs and not any(word not in _MEASURES for word in shared):
+    tells = any(word not in _MEASURES for word in shared)
+    # `every` of one block is not that of another
+    is_same = words == theirs and is_here
+    if not is_same and not tells:
         by_block = around & theirs
         if not (by_block and shared) or not theirs <= words | around | {"total"}:
             return None

@@ -797,15 +797,23 @@ def _likely_readings(unknown: UnknownKey) -> tuple[Mapping[str, _Reading], bool]
     is_known = not unknown.called and unknown.key in places_of(unknown.name)
     if isinstance(unknown.value, Mapping) or is_known:
         return readings, is_sure
-    for likely in likely_names(unknown.name, unknown.above, _known_names(unknown)):
-        read = _as_known(likely.known, unknown)
-        if read is None:
-            continue
-        told = str(read.facts.get("line", "leave out"))
-        is_sure = is_sure or (likely.is_sure and "<" not in told)
-        readings.setdefault(told, read)
-        if len(readings) == _MOST_OFFERED:
+    known = _known_names(unknown)
+    # Names with the same words may not take the value; then others are looked at
+    for _ in range(2):
+        refused: list[Known] = []
+        for likely in likely_names(unknown.name, unknown.above, known):
+            read = _as_known(likely.known, unknown)
+            if read is None:
+                refused.append(likely.known)
+                continue
+            told = str(read.facts.get("line", "leave out"))
+            is_sure = is_sure or (likely.is_sure and "<" not in told)
+            readings.setdefault(told, read)
+            if len(readings) == _MOST_OFFERED:
+                break
+        if readings or not refused:
             break
+        known = [each for each in known if each not in refused]
     return readings, is_sure
 
 

@@ -636,6 +636,9 @@ def _not_a_word(
     `number`: int or float if the key also takes numbers of this type; None if it takes words only.
     """
     near = meant_word(value, [str(word) for word in words])
+    # Of numbers, the nearest one is not the one that is meant
+    if type(value) is int and all(type(word) is int for word in words):
+        near = None
     if value == "all" and "auto" in words:
         near = "auto"
     if type(value) is int and f"k{value}" in words:

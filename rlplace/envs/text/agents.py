@@ -30,6 +30,7 @@ from typing import Any, ClassVar, NamedTuple, Protocol
 
 from rlplace.codes import config_error, problem
 from rlplace.envs.registry import named
+from rlplace.envs.text.call_format import CallFormat
 from rlplace.envs.text.chat_api import (
     Asked,
     Choice,
@@ -54,9 +55,8 @@ from rlplace.envs.text.contract import (
     prompt_identity,
 )
 from rlplace.envs.text.responses_api import response_of, response_request
-from rlplace.envs.text.rows import Epochs, each, mixed
-from rlplace.envs.text.stored_rows import Row
-from rlplace.envs.text.tool_calls import FORMATS, Parser, format_of, read_calls
+from rlplace.envs.text.rows import RowsOfEpochs
+from rlplace.envs.text.tool_calls import FORMATS, Parser, read_calls
 from rlplace.http_server import Events, JsonServer, Limits, Refused
 from rlplace.json_text import parsed
 from rlplace.units import clipped
@@ -105,19 +105,6 @@ class Agent(Protocol):
     ) -> float | Mapping[str, Any] | None: ...
 
 
-def parser_named(name: str) -> Parser:
-    """Return the reader of calls with this name. Raises ConfigError if there is none."""
-    shipped = {each: f"rlplace.envs.text.tool_calls:{each}" for each in FORMATS}
-    found: Parser = named(
-        name,
-        shipped,
-        key="env.kwargs.tool_format",
-        code="unknown-task",
-        noun="form of calls",
-    )
-    return found
-
-
 class LedEpisodes:
     """Episodes that are led by an agent each: the part that all tasks of this kind have.
 
@@ -140,7 +127,7 @@ class LedEpisodes:
         first_request_s: float,
         tool_format: str | None,
     ) -> None:
-        self._parser = None if tool_format is None else parser_named(tool_format)
+        self._calls = CallFormat(tool_format)
         self._agent = agent
         self._seed = seed
         self._split = split
@@ -155,9 +142,7 @@ class LedEpisodes:
 
     def read_example_call(self, written: str) -> None:
         """Find out how the model writes calls of tools, by the text that its chat template makes of EXAMPLE_CALL."""
-        form = format_of(written)
-        if self._parser is None and form is not None:
-            self._parser = FORMATS[form]
+        self._calls.read_example(written)
 
     def episode(self, number: int) -> AgentEpisode:
         """Start one agent for the prompt with this number, and return its episode. Raises as `episodes` does."""
@@ -178,7 +163,7 @@ class LedEpisodes:
         }
         # All agents start before the first wait
         begun = [
-            AgentEpisode(self._agent, row, self.endpoint, self._parser)
+            AgentEpisode(self._agent, row, self.endpoint, self._calls.parser)
             for _ in range(samples)
         ]
         deadline_s = time.monotonic() + self._first_request_s
@@ -234,22 +219,14 @@ class AgentTask(LedEpisodes):
             first_request_s=first_request_s,
             tool_format=tool_format,
         )
-        self._rows: Sequence[Row] = []
-        self._epochs = Epochs([], seed)
-        if path is not None:
-            self._rows, shares = mixed(path, None, None)
-            self._epochs = Epochs(shares, seed)
-            # Find bad rows now, before anything starts
-            each(range(len(self._rows)), self._rows.__getitem__)
+        self._rows = RowsOfEpochs(path, seed)
 
     def row(self, number: int) -> Mapping[str, Any]:
         """Return the row of the data set for the episode `number`; {} without a data set.
 
         Each epoch has all rows as often as the weights of their data sets say, in a random order of its own.
         """
-        if not self._rows:
-            return {}
-        return self._rows[self._epochs.row(number)][0]
+        return self._rows.row(number)
 
 
 class _Said(NamedTuple):

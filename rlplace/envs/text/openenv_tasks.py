@@ -19,7 +19,7 @@ from typing import Any, ClassVar
 
 from rlplace.codes import config_error, problem
 from rlplace.envs.registry import needs, unknown_choice
-from rlplace.envs.text.agents import parser_named
+from rlplace.envs.text.call_format import CallFormat
 from rlplace.envs.text.contract import (
     Message,
     MessagesWithTools,
@@ -41,9 +41,8 @@ from rlplace.envs.text.openenv_client import (
     action_schema,
     is_address,
 )
-from rlplace.envs.text.rows import Epochs, each, mixed
-from rlplace.envs.text.stored_rows import Row
-from rlplace.envs.text.tool_calls import FORMATS, format_of, read_calls
+from rlplace.envs.text.rows import RowsOfEpochs
+from rlplace.envs.text.tool_calls import read_calls
 from rlplace.json_text import parsed, parsed_object
 from rlplace.units import clipped
 
@@ -110,14 +109,8 @@ class OpenEnv:
         self._before = prompt
         self._reset = dict(reset or {})
         self._timeout_s = timeout_s
-        # Data sets whose rows are arguments of reset
-        self._rows: Sequence[Row] = []
-        self._epochs = Epochs([], seed)
-        if path is not None:
-            self._rows, shares = mixed(path, None, None)
-            self._epochs = Epochs(shares, seed)
-            # Find bad rows now, before anything starts
-            each(range(len(self._rows)), self._rows.__getitem__)
+        # Rows that are arguments of reset
+        self._rows = RowsOfEpochs(path, seed)
         # What an action is: calls of tools, or fields of which one has the answer
         try:
             schema = action_schema(self._urls[0], timeout_s)
@@ -128,19 +121,18 @@ class OpenEnv:
         self._types: Sequence[str] = ()
         if not self.calls_tools:
             self._read_schema(schema)
-        self.parser = None if tool_format is None else parser_named(tool_format)
+        self.calls = CallFormat(tool_format)
 
     def read_example_call(self, written: str) -> None:
         """Find out how the model writes calls of tools, by the text that its chat template makes of EXAMPLE_CALL."""
-        form = format_of(written)
-        if self.parser is None and form is not None:
-            self.parser = FORMATS[form]
+        self.calls.read_example(written)
 
     def identity(self, number: int) -> str:
         """Return a text that is equal for equal episodes: the arguments of reset."""
-        if self._rows:
-            return f"row {self._epochs.row(number)}"
-        return str(self._seed(number))
+        index = self._rows.index(number)
+        if index is None:
+            return str(self._seed(number))
+        return f"row {index}"
 
     def episode(self, number: int) -> OpenEnvEpisode:
         """Begin an episode, and return it. Raises as `episodes` does."""
@@ -152,9 +144,7 @@ class OpenEnv:
         Raises NoPrompt if the server does not begin one, and ConfigError if two of them begin with different
         observations.
         """
-        row: Mapping[str, Any] = {}
-        if self._rows:
-            row = self._rows[self._epochs.row(number)][0]
+        row = self._rows.row(number)
         arguments = {"seed": self._seed(number), **self._reset, **row}
         url = self._urls[number % len(self._urls)]
         with concurrent.futures.ThreadPoolExecutor(min(samples, _TOGETHER)) as threads:
@@ -330,8 +320,9 @@ class OpenEnvEpisode:
         # Some families write calls with special tokens
         text = answer if self._sampled is None else self._sampled.text
         calls: Sequence[ToolCall] = ()
-        if self._task.parser is not None:
-            calls = read_calls(self._task.parser, text, self._tools).calls
+        parser = self._task.calls.parser
+        if parser is not None:
+            calls = read_calls(parser, text, self._tools).calls
         results: list[Message] = []
         for number, call in enumerate(calls):
             # Ids of nine letters and digits, as some templates want them

@@ -159,6 +159,40 @@ def mixed(
     return JoinedRows(parts), shares
 
 
+class RowsOfEpochs:
+    """The rows of data sets, one for each prompt of a run; without data sets, each prompt has an empty row.
+
+    Each epoch has all rows as often as the weights of their data sets say, in a random order of its own.
+    """
+
+    def __init__(
+        self, path: str | Sequence[str] | Mapping[str, float] | None, seed: int
+    ) -> None:
+        """Read all rows once, to find bad ones before anything starts. Raises ConfigError as `mixed` does.
+
+        `path`: one data set, a list of data sets, or a mapping from data set to weight; None: no data set.
+        """
+        self._rows: Sequence[Row] = []
+        shares: Sequence[Share] = []
+        if path is not None:
+            self._rows, shares = mixed(path, None, None)
+        self._epochs = Epochs(shares, seed)
+        each(range(len(self._rows)), self._rows.__getitem__)
+
+    def index(self, number: int) -> int | None:
+        """Return the index of the row of prompt number `number`; None without data sets."""
+        if not self._rows:
+            return None
+        return self._epochs.row(number)
+
+    def row(self, number: int) -> Mapping[str, Any]:
+        """Return the row of prompt number `number`: name of a column -> value."""
+        index = self.index(number)
+        if index is None:
+            return {}
+        return self._rows[index][0]
+
+
 def content_of(path: str | Iterable[str]) -> str:
     """Return a text that says what data sets contain: path, size and time of the last change of each of their files.
 

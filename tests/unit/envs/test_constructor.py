@@ -129,7 +129,7 @@ class Steps(gymnasium.Env[Any, Any]):
         noise: float = 0.1,
         lives: int = 3,
         mode="a",
-    ) -> None:  # type: ignore[no-untyped-def]
+    ) -> None:  # type: ignore[no-untyped-def]  # as environments of others have it
         self.given = (steps, shaped, size, flag, noise, lives, mode)
 
 

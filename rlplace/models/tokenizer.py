@@ -67,6 +67,12 @@ _SPECIAL = (
 _WRITTEN = "\N{BLACK SQUARE}special\N{BLACK SQUARE}"
 # Stands for the result of a tool in a rendered chat
 _RESULT = "\N{BLACK SQUARE}result\N{BLACK SQUARE}"
+# Stands for the text of a message, to find out whether a template shows it
+_ANOTHER = "\N{BLACK SQUARE}another\N{BLACK SQUARE}"
+# A text of so many characters that stands in a rendered chat is shown; a shorter one may be a part of other words
+_SURELY_SHOWN = 12
+# Roles of messages that a prompt has to show; templates cut thoughts of earlier answers on purpose
+_SHOWN_ROLES = ("system", "user")
 # Stands for an answer in a rendered chat, to find what follows it
 _ANSWER = "\N{BLACK SQUARE}answer\N{BLACK SQUARE}"
 
@@ -348,6 +354,27 @@ class Tokenizer:
                 raised=raised,
             ) from error
 
+    @functools.cached_property
+    def variables(self) -> frozenset[str]:
+        """Names of all variables in the chat template; empty without one. Raises ConfigError for a wrong template."""
+        import jinja2
+        import jinja2.nodes
+
+        if self.chat_template is None:
+            return frozenset()
+        try:
+            tree = _environment(marked=False).parse(self.chat_template)
+        except jinja2.TemplateError as error:
+            raise config_error(
+                "chat-template-refused",
+                _KEY,
+                clipped(self.chat_template, 200),
+                error="messages",
+                folder=self._folder,
+                raised=str(error),
+            ) from error
+        return frozenset(name.name for name in tree.find_all(jinja2.nodes.Name))
+
     def chat(self, messages: Sequence[Message], *, answered: bool = False) -> Tokens:
         """Return the token ids of a chat by the model's template, up to the point where the next answer begins.
 
@@ -390,8 +417,9 @@ class Chat:
         self._tokenizer = tokenizer
         self._arguments = arguments
         self._system = [] if system is None else [Message("system", system)]
-        # Whether the template is known to show results of tools
+        # Whether the template is known to show results of tools, and to end a prompt where an answer begins
         self._shows_results = False
+        self._begins_answers = False
 
     def first(self, prompt: Prompt) -> Tokens:
         """Return the tokens of a prompt, up to the place where the first answer begins.
@@ -406,8 +434,8 @@ class Chat:
         """Return a prompt as the text that the model reads, up to the place where the first answer begins.
 
         If the last message is of the assistant, the answer continues this message. Raises ConfigError if both the job
-        and the prompt have a system message, or if the template does not show the message that is continued, or the
-        tools of the prompt.
+        and the prompt have a system message, or if the template does not show a message of the prompt or its tools, or
+        ends a prompt as it ends an answer.
         """
         if isinstance(prompt, RawText):
             return prompt
@@ -419,13 +447,17 @@ class Chat:
         if self._system and any(message.role == "system" for message in messages):
             raise config_error("two-system-messages", "env.system", "system, system")
         chat = [*self._system, *messages]
-        if chat[-1].role != "assistant":
-            return self._tokenizer.render(chat, arguments=arguments)
         # An empty message of the assistant is an answer that has not begun
+        if chat[-1].role == "assistant" and not chat[-1].text.strip():
+            chat = chat[:-1]
+        if not chat or chat[-1].role != "assistant":
+            rendered = self._tokenizer.render(chat, arguments=arguments)
+            self._require_messages_shown(chat, rendered, arguments)
+            self._require_begun(chat, rendered, arguments)
+            return rendered
         begun = chat[-1].text
-        if not begun.strip():
-            return self._tokenizer.render(chat[:-1], arguments=arguments)
         rendered = self._tokenizer.render(chat, answered=True, arguments=arguments)
+        self._require_messages_shown(chat, rendered, arguments, answered=True)
         before, found, after = rendered.rpartition(begun.strip())
         if not found:
             got = repr(rendered[-200:])
@@ -434,6 +466,62 @@ class Chat:
         blanks = begun[len(begun.rstrip()) :]
         kept = blanks if after.startswith(blanks) else ""
         return before + found + kept
+
+    def _require_messages_shown(
+        self,
+        chat: Sequence[Message],
+        rendered: str,
+        arguments: Mapping[str, object],
+        *,
+        answered: bool = False,
+    ) -> None:
+        """Raise ConfigError if the template shows the same text whatever a message of system or user says.
+
+        `rendered`, `answered`: the chat as the template shows it, with or without the words that begin an answer.
+        Templates may change a text, for example cut its blanks; so a
+        message counts as shown if another text in its place shows.
+        """
+        for at, message in enumerate(chat):
+            text = message.text.strip()
+            if message.role not in _SHOWN_ROLES or not text:
+                continue
+            if len(text) >= _SURELY_SHOWN and text in rendered:
+                continue
+            other = [*chat]
+            other[at] = dataclasses.replace(message, content=_ANOTHER)
+            shown = self._tokenizer.render(
+                other, answered=answered, arguments=arguments
+            )
+            if shown == rendered:
+                got = f"{message.role}: {clipped(text, 200)!r}"
+                raise config_error(
+                    "chat-template-refused",
+                    _KEY,
+                    got,
+                    error="hidden",
+                    role=message.role,
+                )
+
+    def _require_begun(
+        self,
+        chat: Sequence[Message],
+        rendered: str,
+        arguments: Mapping[str, object],
+    ) -> None:
+        """Raise ConfigError if a rendered prompt ends with a token that ends an answer, and begins no answer.
+
+        The policy would have to write the beginning of its own message, and would often write another one's.
+        """
+        if self._begins_answers:
+            return
+        answered = self._tokenizer.render(chat, answered=True, arguments=arguments)
+        if answered == rendered:
+            ids, _ = self._tokenizer.stops((), chat=True)
+            tokens = self._tokenizer.encode(rendered.rstrip())
+            if len(tokens) and int(tokens[-1]) in ids:
+                got = repr(rendered[-200:])
+                raise config_error("chat-template-refused", _KEY, got, error="unbegun")
+        self._begins_answers = True
 
     def _require_shown(
         self, prompt: MessagesWithTools, arguments: Mapping[str, object]
@@ -448,7 +536,7 @@ class Chat:
         """Return the tokens of a whole conversation, and which of them are learned: those of its answers.
 
         The messages of the assistant are the answers, each with the token that ends it. Raises ConfigError as `text`
-        does, and if the template does not show the answers as they are given.
+        does, and if the template does not show a message of the conversation.
         """
         arguments = dict(self._arguments or {})
         if isinstance(messages, MessagesWithTools):
@@ -456,7 +544,11 @@ class Chat:
             self._require_shown(messages, arguments)
         if self._system and any(message.role == "system" for message in messages):
             raise config_error("two-system-messages", "env.system", "system, system")
-        return learned_chat(self._tokenizer, [*self._system, *messages], arguments)
+        chat = [*self._system, *messages]
+        learned = learned_chat(self._tokenizer, chat, arguments)
+        rendered = self._tokenizer.render(chat, answered=True, arguments=arguments)
+        self._require_messages_shown(chat, rendered, arguments, answered=True)
+        return learned
 
     def reply(self, answer: Tokens, reply: Prompt) -> Tokens:
         """Return the tokens between an answer and the next answer: the end of the answer's turn, and the reply.
@@ -639,10 +731,13 @@ def _arguments(call: ToolCall) -> object:
 def _content(message: Message) -> str | list[dict[str, str]]:
     """Return the content of a message in the form that chat templates take.
 
-    The entry for an image has no pixels, because the template only puts an image token in its place.
+    Parts that are all texts are one text: templates of models for text alone would show a list of parts as Python
+    writes it. The entry for an image has no pixels, because the template only puts an image token in its place.
     """
     if isinstance(message.content, str):
         return message.content
+    if not message.images:
+        return message.text
     return [
         {"type": "image"} if isinstance(p, Image) else {"type": "text", "text": p}
         for p in message.content

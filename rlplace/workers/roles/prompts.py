@@ -17,12 +17,13 @@ import numpy as np
 from rlplace import codes
 from rlplace.config.blocks.engine import ENDLESS_HELD_OUT
 from rlplace.config.blocks.language_model import LanguageModelJobConfig, TextEnvConfig
+from rlplace.config.yaml_text import show as show_value
 from rlplace.envs.registry import make_task
 from rlplace.envs.text import Image, Split, TextEpisode
 from rlplace.envs.text.contract import NoPrompt, Prompt, episode_identity
 from rlplace.envs.text.right_answers import THOUGHTS
 from rlplace.envs.text.rows import Epochs, Share
-from rlplace.errors import ConfigError, Problem, Source
+from rlplace.errors import ConfigError, Problem, Source, did_you_mean
 from rlplace.models.tokenizer import Chat, PlainText, Tokenizer
 from rlplace.models.vision import VisionSpec
 from rlplace.tokens import Files, Tokens
@@ -334,7 +335,32 @@ class Prompts:
 
 
 def _conversation(env: TextEnvConfig, tokenizer: Tokenizer) -> Chat | PlainText:
-    """Return the converter from prompts to tokens: a chat template if `env.chat` is set, else plain text."""
+    """Return the converter from prompts to tokens: a chat template if `env.chat` is set, else plain text.
+
+    Raises ConfigError for a value of `env.template` that the template has no variable for, so that it has no effect.
+    """
+    problems = []
+    known = tokenizer.variables if env.chat else frozenset[str]()
+    for name, value in env.template.items():
+        if name in known or (env.chat and tokenizer.chat_template is None):
+            continue
+        near = did_you_mean(name, known)
+        error = "misspelt" if near else "unknown"
+        if not env.chat:
+            error = "no-template"
+        key = f"env.template.{name}"
+        problems.append(
+            codes.problem(
+                "unused-template-value",
+                key,
+                show_value(value),
+                error=error,
+                name=name,
+                near=near,
+            )
+        )
+    if problems:
+        raise ConfigError(problems)
     if env.chat:
         return Chat(tokenizer, system=env.system, arguments=env.template)
     return PlainText(tokenizer, system=env.system)

@@ -475,6 +475,70 @@ def test_a_template_is_given_what_the_config_says(tmp_path: Path) -> None:
     assert tokenizer.decode(Chat(tokenizer, system=None).first("hi")) == "hi|None1"
 
 
+SYSTEM = [Message("system", "Be brief."), Message("user", "?")]
+# Of a model that knows no system message, of one for single turns, and one that changes texts, as that of SmolLM3
+NO_SYSTEM = CHAT.replace(
+    "{% for m in messages %}", "{% for m in messages if m['role'] != 'system' %}"
+)
+LAST_ONLY = CHAT.replace("in messages %}", "in messages[-1:] %}")
+FLAGS = CHAT.replace("m['content']", "m['content'].replace('Be', '')")
+
+
+@pytest.mark.parametrize(
+    ("template", "prompt", "hidden"),
+    [
+        (NO_SYSTEM, SYSTEM, "system"),
+        (NO_SYSTEM, SYSTEM[1:], None),
+        (LAST_ONLY, CHATS["turns"], "user"),
+        (LAST_ONLY, CHATS["one"], None),
+        (FLAGS, SYSTEM, None),
+        (NO_SYSTEM, [*SYSTEM, Message("assistant", "so")], "system"),
+    ],
+)
+def test_a_message_that_the_template_does_not_show_is_refused(
+    tmp_path: Path, template: str, prompt: list[Message], hidden: str | None
+) -> None:
+    chat = Chat(with_template(tmp_path, template), system=None)
+    if hidden is None:
+        assert chat.text(prompt)
+        return
+    with pytest.raises(ConfigError, match="does not show a message") as caught:
+        chat.text(prompt)
+    assert f"the role {hidden} says" in str(caught.value)
+
+
+def test_a_system_message_that_is_not_shown_is_refused_for_written_answers(
+    tmp_path: Path,
+) -> None:
+    chat = Chat(with_template(tmp_path, NO_SYSTEM), system="Be brief.")
+    answered = [Message("user", "?"), Message("assistant", "so")]
+    with pytest.raises(ConfigError, match="does not show a message"):
+        chat.learned(answered)
+    assert len(Chat(chat._tokenizer, system=None).learned(answered).tokens)
+
+
+def test_a_template_that_begins_no_answer_is_refused(tmp_path: Path) -> None:
+    without = CHAT.partition("{% if add_generation_prompt")[0]
+    with pytest.raises(ConfigError, match="begins no answer"):
+        Chat(with_template(tmp_path, without), system=None).text("?")
+    # As in Llama 2, the end of the question begins the answer
+    ends = without.replace("<eos>", "[/INST]")
+    assert Chat(with_template(tmp_path, ends), system=None).text("?")
+
+
+def test_parts_that_are_texts_are_one_text(tokenizer: Tokenizer) -> None:
+    chat = Chat(tokenizer, system=None)
+    parts = [Message("user", ("What is ", "1 + 2?"))]
+    assert chat.text(parts) == chat.text("What is 1 + 2?")
+
+
+def test_variables_of_a_template_are_known(tmp_path: Path) -> None:
+    template = "{% if not date is defined %}{% set date = 'x' %}{% endif %}{{ date }}{{ think }}"
+    found = with_template(tmp_path, template).variables
+    assert found >= {"date", "think"}
+    assert "enable_thinking" not in found
+
+
 def test_special_tokens_end_an_answer_by_themselves_and_texts_wherever_they_are_whole(
     tokenizer: Tokenizer,
 ) -> None:

@@ -212,3 +212,29 @@ def test_the_lengths_of_so_many_data_sets_are_kept(
         assert file is not None
         os.utime(file, (number, number))
     assert sorted(file.name for file in cache.iterdir()) == ["2.npy", "3.npy"]
+
+
+@pytest.mark.parametrize(
+    ("env", "why"),
+    [
+        ({"chat": True, "template": {"think": False}}, None),
+        ({"chat": True, "template": {"thinks": False}}, "has a variable think"),
+        ({"chat": True, "template": {"date": "today"}}, "same with it and without it"),
+        ({"chat": False, "template": {"think": False}}, "env.chat is false"),
+    ],
+)
+def test_a_value_that_the_template_does_not_ask_for_is_refused(
+    tmp_path: Path, env: dict[str, Any], why: str | None
+) -> None:
+    asks = (
+        "{% if think %}hm {% endif %}{% for m in messages %}{{ m.content }}{% endfor %}"
+    )
+    folder = tiny_tokenizer(tmp_path, chat=asks)
+    path = written(tmp_path / "rows.jsonl", ["What is 1 + 2?"])
+    config = config_of(folder, {**env, "kwargs": {"path": path}})
+    if why is None:
+        assert Prompts(config, folder, "train").task.size == 1
+        return
+    with pytest.raises(ConfigError, match=why) as caught:
+        Prompts(config, folder, "train")
+    assert caught.value.codes == ("unused-template-value",)

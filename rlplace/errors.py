@@ -42,12 +42,14 @@ class Source:
     """The place where a config value is set, or where code is: file and line.
 
     `line`: counted from 1; None for a text without lines, such as a command-line override. `written`: the text of the
-    value before its references `${...}` were replaced; None: it had no references.
+    value before its references `${...}` were replaced; None: it had no references. `is_dotted`: whether the key stands
+    at the top of a file with its whole path, such as `actor.optimizer.lr: 0.001`.
     """
 
     file: str
     line: int | None = None
     written: str | None = dataclasses.field(default=None, compare=False)
+    is_dotted: bool = dataclasses.field(default=False, compare=False)
 
     def __str__(self) -> str:
         if self.line is None:
@@ -132,7 +134,10 @@ class Problem:
             return "\n".join(words)
         if Path(self.source.file).is_relative_to(_SHIPPED):
             return "\n".join(_as_word(self.key, line, "") for line in lines)
-        return "\n".join(_as_lines(self.key, line) for line in lines)
+        lines = [_as_lines(self.key, line) for line in lines]
+        if self.source.is_dotted:
+            lines = [_with_path(self.key, line) for line in lines]
+        return "\n".join(lines)
 
 
 def with_sources(
@@ -248,6 +253,19 @@ def _as_lines(key: str, line: str) -> str:
         name = path.rpartition(".")[2] if path == key else path
         found.append(f"{name}: {value}")
     return "\n".join(found) + blanks + remark
+
+
+def _with_path(key: str, line: str) -> str:
+    """Return a config line with the whole path of its key. `key`: path of a key in the same block.
+
+    A line that has a path, or is no config line, is returned unchanged.
+    """
+    match = _FIX.fullmatch(line)
+    block = key.rpartition(".")[0]
+    if match is None or not block or "." in match[2]:
+        return line
+    lead, name, value, remark = match.groups("")
+    return f"{lead}{block}.{name}: {value}{remark}"
 
 
 # Digits that look like letters

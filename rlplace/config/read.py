@@ -32,6 +32,7 @@ from rlplace.config.fields import (
     subject_of,
     tag_of,
 )
+from rlplace.config.fix_lines import without_repeats
 from rlplace.config.found import Found, drop, value_at
 from rlplace.config.from_environment import decoded
 from rlplace.config.keys import (
@@ -259,7 +260,8 @@ def read_block(
     except pydantic.ValidationError as error:
         for wrong in error.errors(include_url=False):
             _report(block, job, wrong, written, found)
-        return None, _without_meant(found.problems)
+        problems = _without_meant(found.problems)
+        return None, without_repeats(problems, cast(Mapping[str, object], written))
 
 
 def _without_meant(problems: Sequence[Problem]) -> list[Problem]:

@@ -15,7 +15,7 @@ import shlex
 import typing
 from collections.abc import Mapping, Sequence
 from types import NoneType
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from rlplace.config.fields import (
     Field,
@@ -64,8 +64,11 @@ from rlplace.config.other_names import (
 )
 from rlplace.config.other_names import COMPONENTS as OTHER_COMPONENTS
 from rlplace.config.which_job import MARKED
-from rlplace.config.yaml_text import show, torn_number
+from rlplace.config.yaml_text import show, torn_number, value_of
 from rlplace.errors import COMMAND_LINE, Source, did_you_mean, one_of, suggestion
+
+if TYPE_CHECKING:
+    from pydantic_core import ErrorDetails
 
 # Options of other programs that are blocks here -> the key of the block that is meant
 _OPTIONS = {
@@ -201,6 +204,15 @@ class UnknownKey:
         return _OF_OFF_POLICY in self.places
 
     def worded(self, place: str, value: object) -> object:
+        """Return the value for the key at a path, in the form that the key takes.
+
+        A word of another library becomes the word of rlplace, and a text such as 5min becomes a number.
+        """
+        ours = self._in_our_words(place, value)
+        refusal = _refusal(place, ours, self)
+        return ours if refusal is None else refusal.meant(ours)
+
+    def _in_our_words(self, place: str, value: object) -> object:
         """Return the value for the key at a path: a word of another library becomes the word of rlplace."""
         hint = self._hint(place)
         choices = [
@@ -899,8 +911,31 @@ def _switch_of_number(place: str, unknown: UnknownKey) -> _Reading | None:
     return None
 
 
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class _Refusal:
+    """Why a key does not take a value. `fits`: a value that is probably meant, as YAML; None if there is none.
+
+    `what`: what the key takes, such as "a whole number"; "" if it is not said.
+    """
+
+    fits: str | None
+    what: str
+
+    def meant(self, value: object) -> object:
+        """Return the value that is meant by `value`: another one, or words to be replaced by one."""
+        if self.fits is not None:
+            return value_of(self.fits.partition(" " * 8)[0])
+        is_plain = isinstance(value, str) and not value.startswith("<")
+        return f"<{self.what}>" if self.what and is_plain else value
+
+
 def _accepts(place: str, value: object, unknown: UnknownKey) -> bool:
     """Return whether the key at a path takes a value, by its type and its bounds."""
+    return _refusal(place, value, unknown) is None
+
+
+def _refusal(place: str, value: object, unknown: UnknownKey) -> _Refusal | None:
+    """Return why the key at a path does not take a value, by its type and its bounds; None if it takes the value."""
     # Imported here, since workers read no configs.
     import pydantic
 
@@ -910,6 +945,8 @@ def _accepts(place: str, value: object, unknown: UnknownKey) -> bool:
     steps = place.split(".")
     block = config
     for step in steps[:-1]:
+        if not isinstance(block, dict):
+            return None
         if not isinstance(block.get(step), dict):
             block[step] = {}
         block = block[step]
@@ -920,8 +957,20 @@ def _accepts(place: str, value: object, unknown: UnknownKey) -> bool:
         for wrong in error.errors(include_url=False):
             path = [s for s in wrong["loc"] if not str(s).startswith("<")]
             if path[: len(steps)] == steps:
-                return False
-    return True
+                return _refusal_of(wrong, is_below=path != steps)
+    return None
+
+
+def _refusal_of(wrong: ErrorDetails, *, is_below: bool) -> _Refusal:
+    """Return the refusal that an error of pydantic says. `is_below`: whether a key inside of the value is refused."""
+    context: Mapping[str, Any] = wrong.get("ctx", {})
+    what = str(context.get("what", ""))
+    if is_below or not what:
+        return _Refusal(fits=None, what="")
+    is_kind = what.startswith("expected ")
+    return _Refusal(
+        fits=context.get("fix"), what=what.removeprefix("expected ") if is_kind else ""
+    )
 
 
 # ── config lines with what is meant ───────────────────────────────────────────────────────────────────────────────────

@@ -133,7 +133,11 @@ def line_sources(text: str, file: str, prefix: str = "") -> dict[str, Source]:
         if isinstance(node, yaml.MappingNode):
             for key, value in node.value:
                 below = f"{path}.{key.value}" if path else str(key.value)
-                found[below] = Source(file=file, line=key.start_mark.line + 1)
+                found[below] = Source(
+                    file=file,
+                    line=key.start_mark.line + 1,
+                    is_dotted=not path and "." in str(key.value),
+                )
                 visit(value, below)
         elif isinstance(node, yaml.SequenceNode):
             for i, value in enumerate(node.value):

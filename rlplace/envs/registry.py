@@ -25,6 +25,7 @@ from rlplace.config.blocks.policies import (
     TransformerConfig,
     VlaConfig,
 )
+from rlplace.config.fix_lines import in_kwargs
 from rlplace.config.yaml_text import quote, show
 from rlplace.envs.argument_kinds import Argument, arguments_of, is_unfit, meant
 from rlplace.envs.contract import image_size
@@ -292,8 +293,7 @@ def arguments_not_taken(
             callable=called,
             takes=", ".join(takes) or "none",
             name=name,
-            near=near,
-            value=show(kwargs[name]),
+            line=in_kwargs(key, near, str(name), kwargs) if near else "",
         )
         problems.append(unknown)
     return problems

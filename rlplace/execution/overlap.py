@@ -376,21 +376,20 @@ class Overlap(Loop):
         deadline_s = self.clock.now() + self._timeout_s
         while True:
             generation.go_on()
-            waiting = list(
-                dict.fromkeys([*pending, *self._scoring, *generation.under_way])
-            )
-            calls = [call for p in waiting for call in p.calls]
-            left = [call for call in calls if not call.done()]
-            if any(call.done() and call.exception() for call in calls):
+            asked = [*pending, *self._scoring, *generation.under_way]
+            waiting = list(dict.fromkeys(asked))
+            if any(each.failed() for each in waiting):
+                # Raises the failure
                 self.clock.wait_all(waiting, self._timeout_s)
             if over():
                 return
+            left = [each for each in waiting if not each.done()]
             if not left:
                 assert generation.under_way, "what is waited for has begun"
                 # The last call has just ended, so check `over` again.
                 continue
             patience_s = max(0.0, deadline_s - self.clock.now())
-            if not self.clock.wait_first(left, patience_s):
+            if not self.clock.wait_any(left, patience_s):
                 raise deadline_passed(waiting, self._timeout_s)
 
     @contextmanager

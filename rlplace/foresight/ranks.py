@@ -11,6 +11,7 @@ The schedule, the order of calls and what is waited for are those of the loop it
 from __future__ import annotations
 
 import functools
+import itertools
 from collections import defaultdict
 from collections.abc import Callable, Collection, Generator, Mapping, Sequence
 from concurrent.futures import Future
@@ -63,25 +64,40 @@ class LogicalClock(Clock):
         return self._world.now
 
     def wait_all(self, pending: Sequence[Pending], timeout_s: float) -> list[list[Any]]:
-        calls = {call for p in pending for call in p.calls}
-        if not self._run(calls, len(calls), timeout_s):
+        if not self._run(pending, len(pending), timeout_s):
             raise deadline_passed(pending, 0.0)
         return [[call.result() for call in p.calls] for p in pending]
 
-    def wait_first(self, calls: Sequence[Call], timeout_s: float) -> bool:
-        return self._run(set(calls), 1, timeout_s)
+    def wait_any(self, pending: Sequence[Pending], timeout_s: float) -> bool:
+        return self._run(pending, 1, timeout_s)
 
-    def _run(self, calls: set[Call], enough: int, timeout_s: float) -> bool:
-        """Advance the clock until `enough` of the calls have ended, but by at most `timeout_s` seconds.
+    def _run(self, pending: Sequence[Pending], enough: int, timeout_s: float) -> bool:
+        """Advance the clock until `enough` of `pending` have ended, but by at most `timeout_s` seconds.
 
-        Return whether enough calls have ended.
+        Return whether enough of them have ended.
         """
-        ended = list[Future[Any]]()
-        for call in calls:
-            call.add_done_callback(ended.append)
+        ended: list[Pending] = []
+        for each in pending:
+            _note_end(each, ended)
         return self._world.run(
             lambda: len(ended) >= enough, self._world.now + timeout_s
         )
+
+
+def _note_end(pending: Pending, ended: list[Pending]) -> None:
+    """Append `pending` to `ended` as soon as all its calls have ended; at once if they have."""
+    left = [call for call in pending.calls if not call.done()]
+    if not left:
+        ended.append(pending)
+        return
+    others = itertools.count(len(left) - 1, -1)
+
+    def call_ended(call: Future[Any]) -> None:
+        if next(others) == 0:
+            ended.append(pending)
+
+    for call in left:
+        call.add_done_callback(call_ended)
 
 
 class Site:

@@ -10,7 +10,7 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from rlplace.workers.launch.group import Call, Pending, wait_all, wait_until
+from rlplace.workers.launch.group import Pending, wait_all, wait_until
 
 
 class Clock:
@@ -32,10 +32,20 @@ class Clock:
         """
         return wait_all(pending, timeout_s)
 
-    def wait_first(self, calls: Sequence[Call], timeout_s: float) -> bool:
-        """Wait until one of `calls` has ended. Return False if none has ended within `timeout_s` seconds, else True."""
-        wait_until(calls, timeout_s, concurrent.futures.FIRST_COMPLETED)
-        return any(call.done() for call in calls)
+    def wait_any(self, pending: Sequence[Pending], timeout_s: float) -> bool:
+        """Wait until all calls of one of `pending` have ended, or until a call has failed.
+
+        Return False if that does not happen within `timeout_s` seconds, else True.
+        """
+        end_s = self.now() + timeout_s
+        while not any(each.done() or each.failed() for each in pending):
+            left_s = end_s - self.now()
+            if left_s <= 0:
+                return False
+            calls = [call for each in pending for call in each.calls]
+            left = [call for call in calls if not call.done()]
+            wait_until(left, left_s, concurrent.futures.FIRST_COMPLETED)
+        return True
 
 
 CLOCK = Clock()

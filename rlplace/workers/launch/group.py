@@ -184,6 +184,10 @@ class Pending:
     def done(self) -> bool:
         return all(call.done() for call in self.calls)
 
+    def failed(self) -> bool:
+        """Return whether one of the calls has failed."""
+        return any(call.done() and call.exception() for call in self.calls)
+
     def seconds(self) -> list[float]:
         """Return how many seconds each rank spent in the method, by the rank's own clock, in the order of the results
         of `wait`.

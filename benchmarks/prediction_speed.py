@@ -1,7 +1,7 @@
 """How many different plans a core predicts in a second, for a batch of 8,192 samples on 64 H100.
 
-    python benchmarks/prediction_speed.py [--accelerators 64] [--plans 40] [--jobs grpo,reference,ppo,ahead]
-    python benchmarks/prediction_speed.py --against ../other/checkout --rounds 7
+    python -m benchmarks.prediction_speed [--accelerators 64] [--plans 40] [--jobs grpo,reference,ppo,ahead]
+    python -m benchmarks.prediction_speed --against ../other/checkout --rounds 7
 
 The jobs train an 8B under published rates, with 512 prompts and 16 samples of each: GRPO, GRPO with a reference, PPO
 with a critic and a reference, and GRPO with generation one version ahead. Scorers and critic are on the actor's
@@ -20,11 +20,12 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple
 
+from benchmarks.batch_jobs import batch_jobs
 from rlplace.config import compose
 from rlplace.contract.planning import make_plan, memory_case
 from rlplace.errors import ProblemsError
@@ -35,34 +36,8 @@ from rlplace.foresight.space import Layout, Space
 from rlplace.runtime.prepare import prepare_composed
 
 _ONCE = "--once"
+_HERE = Path(__file__).resolve().parents[1]
 _COUNTS = (1, 2, 4, 8, 16, 24, 32, 40, 48, 56, 64, 128, 256, 512)
-_PLACE = "cluster.component_placement."
-_REFERENCE = (
-    "algorithm.kl_coef=0.001",
-    _PLACE + "reference={same_as: actor}",
-    "reference.enable_offload=true",
-)
-JOBS = {
-    "grpo": (),
-    "reference": _REFERENCE,
-    "ppo": (
-        *_REFERENCE,
-        "algorithm.name=ppo",
-        "algorithm.gae_lambda=1.0",
-        _PLACE + "critic={same_as: actor}",
-        "critic.weights=bf16",
-        "critic.compute=bf16",
-        "critic.checkpointing=true",
-        "critic.token_budget=16384",
-        "critic.optimizer.kind=adamw_master",
-        "critic.enable_offload=true",
-    ),
-    "ahead": (
-        "algorithm.max_staleness=1",
-        _PLACE + "actor=0-7",
-        _PLACE + "rollout=8-15",
-    ),
-}
 
 
 class Round(NamedTuple):
@@ -113,19 +88,9 @@ def layouts(space: Space, accelerators: int) -> Iterator[tuple[str, Layout]]:
             )
 
 
-def once(job: str, accelerators: int, plans: int) -> Round:
-    """Predict up to `plans` plans of a job with one search."""
-    nodes = max(1, accelerators // 8)
-    (composed,) = compose.with_hydra(
-        [
-            *("--config-name", "grpo_qwen3_8b", "profile=published"),
-            "algorithm.samples_per_prompt=16",
-            f"algorithm.prompts={max(512, 2 * accelerators)}",
-            f"cluster.num_nodes={nodes}",
-            f"cluster.nodes.0.count={nodes}",
-            *JOBS[job],
-        ]
-    )
+def once(words: Sequence[str], accelerators: int, plans: int) -> Round:
+    """Predict up to `plans` plans of a job with one search. `words`: the job's command line."""
+    (composed,) = compose.with_hydra(["--config-name", *words])
     prepared = prepare_composed(composed)
     space = Space(prepared.config, prepared.plan)
     profile = find_profile(prepared.config, prepared.plan, prepared.case)
@@ -149,11 +114,13 @@ def once(job: str, accelerators: int, plans: int) -> Round:
     return found
 
 
-def apart(folder: Path, job: str, accelerators: int, plans: int) -> Round:
+def apart(folder: Path, words: Sequence[str], accelerators: int, plans: int) -> Round:
     """Return the result of `once` with the code in `folder`, from a new process."""
-    command = [sys.executable, __file__, _ONCE, "--jobs", job]
+    command = [sys.executable, __file__, _ONCE, json.dumps(words)]
     command += ["--accelerators", str(accelerators), "--plans", str(plans)]
-    there = {**os.environ, "PYTHONPATH": str(folder)}
+    # An older checkout may lack modules that this script imports
+    paths = os.pathsep.join((str(folder), str(_HERE)))
+    there = {**os.environ, "PYTHONPATH": paths}
     done = subprocess.run(
         command, env=there, cwd=folder, capture_output=True, text=True, check=True
     )
@@ -188,26 +155,30 @@ def main() -> None:
     parser.add_argument("--accelerators", type=int, default=64)
     parser.add_argument("--plans", type=int, default=40)
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--jobs", default=",".join(JOBS))
+    parser.add_argument("--jobs", default="grpo,reference,ppo,ahead")
     parser.add_argument("--against", type=Path, help="folder of another checkout")
-    parser.add_argument(_ONCE, action="store_true", help="print one round as JSON")
+    parser.add_argument(
+        _ONCE,
+        metavar="WORDS",
+        help="print one round as JSON, for a command line given as a JSON list",
+    )
     options = parser.parse_args()
-    jobs = options.jobs.split(",")
     if options.once:
-        found = once(jobs[0], options.accelerators, options.plans)
+        words = json.loads(options.once)
+        found = once(words, options.accelerators, options.plans)
         print(json.dumps(found._asdict()))
         return
-    here = Path(__file__).resolve().parents[1]
-    for job in jobs:
+    jobs = batch_jobs(options.accelerators)
+    for job in options.jobs.split(","):
         rounds: list[float] = []
         ratios: list[float] = []
         for _ in range(options.rounds):
-            found = apart(here, job, options.accelerators, options.plans)
+            found = apart(_HERE, jobs[job], options.accelerators, options.plans)
             rounds.append(found.rate)
             line = f"{job:<10} {rates(found)}"
             if options.against:
                 folder = options.against.resolve()
-                other = apart(folder, job, options.accelerators, options.plans)
+                other = apart(folder, jobs[job], options.accelerators, options.plans)
                 ratios.append(found.rate / other.rate)
                 line += f"; {compared(found, other)}"
             print(line, flush=True)

@@ -1,6 +1,6 @@
 """How fast and how near a search gets on clusters of 8, 64 and 1,024 accelerators.
 
-    python benchmarks/search_scale.py [--seconds 60] [--accelerators 8,64,1024] [--jobs batch,ahead,scored]
+    python -m benchmarks.search_scale [--seconds 60] [--accelerators 8,64,1024] [--jobs batch,ahead,scored]
 
 Simulators have three components, language models (text) five that use accelerators, under a made-up profile. `batch` is
 GRPO of an 8B on H100 under published rates, with 8,192 samples, and 32,768 on 1,024 accelerators. `ahead` generates it
@@ -15,6 +15,7 @@ import argparse
 import time
 from collections.abc import Sequence
 
+from benchmarks.batch_jobs import batch_jobs
 from rlplace.config import compose
 from rlplace.config.schema import Config
 from rlplace.foresight.known import find_profile
@@ -26,7 +27,6 @@ from rlplace.placement.memory.ledger import MemoryCase
 from rlplace.placement.plan import Plan
 from rlplace.runtime.prepare import prepare_composed
 
-_PLACE = "cluster.component_placement."
 # Part of a cost's name -> (size, seconds) of laps: a line from a fixed cost on.
 _COSTS: Sequence[tuple[str, Sequence[tuple[float, float]]]] = (
     ("minibatch", ((1, 4e-4), (4096, 6e-3))),
@@ -66,36 +66,6 @@ _METHODS = (
         for part in ("policy", "prefill", "decode", "wait", "put", "rest", "update")
     ),
 )
-
-
-# PPO with a critic and a reference on the actor's accelerators
-SCORERS = (
-    "algorithm.name=ppo",
-    "algorithm.gae_lambda=1.0",
-    "algorithm.kl_coef=0.001",
-    _PLACE + "critic={same_as: actor}",
-    _PLACE + "reference={same_as: actor}",
-    "critic.weights=bf16",
-    "critic.compute=bf16",
-    "critic.checkpointing=true",
-    "critic.token_budget=16384",
-    "critic.optimizer.kind=adamw_master",
-    "critic.enable_offload=true",
-    "reference.enable_offload=true",
-)
-
-
-def batch_words(accelerators: int) -> tuple[str, ...]:
-    """Return the command line of GRPO of an 8B under published rates, with 16 samples of 512 prompts or more."""
-    nodes = max(1, accelerators // 8)
-    return (
-        "grpo_qwen3_8b",
-        "profile=published",
-        "algorithm.samples_per_prompt=16",
-        f"algorithm.prompts={max(512, 2 * accelerators)}",
-        f"cluster.num_nodes={nodes}",
-        f"cluster.nodes.0.count={nodes}",
-    )
 
 
 def made_up(components: Sequence[str]) -> Profile:
@@ -175,6 +145,7 @@ def main() -> None:
             f"cluster.num_nodes={max(1, count // 8)}",
             "cluster.accelerators_per_node=8",
         )
+        batches = batch_jobs(count)
         cases = {
             "simulators": (
                 "hybrid_ppo",
@@ -186,17 +157,12 @@ def main() -> None:
                 "rlhf_tiny",
                 "runner.eval_every=0",
                 f"algorithm.prompts={max(8, count)}",
-                _PLACE + "env=cpu",
+                "cluster.component_placement.env=cpu",
                 *nodes,
             ),
-            "batch": batch_words(count),
-            "ahead": (
-                *batch_words(count),
-                "algorithm.max_staleness=1",
-                f"{_PLACE}actor=0-{count // 2 - 1}",
-                f"{_PLACE}rollout={count // 2}-{count - 1}",
-            ),
-            "scored": (*batch_words(count), *SCORERS),
+            "batch": batches["grpo"],
+            "ahead": batches["ahead"],
+            "scored": batches["ppo"],
         }
         for name in options.jobs.split(","):
             words = cases[name]

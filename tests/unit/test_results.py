@@ -103,6 +103,14 @@ def test_a_mean_below_a_reference_is_said() -> None:
     assert "No mean is below" in page([run(sampled=2400.0)])
 
 
+def test_tasks_with_fewer_episodes_of_the_evaluation_are_named() -> None:
+    many = run(0, task="pendulum", eval_episodes=100)
+    few = run(0, task="hopper", eval_episodes=20)
+    said = results.evaluated_episodes([few, many])
+    assert said == "Each policy played 100 episodes. Those of `hopper` played 20."
+    assert results.evaluated_episodes([many]) == "Each policy played 100 episodes."
+
+
 def test_a_task_is_trained(monkeypatch: pytest.MonkeyPatch) -> None:
     """With the shipped settings, but for one iteration and one episode of the evaluation."""
     monkeypatch.setattr(results, "EPISODES", 1)
@@ -110,4 +118,5 @@ def test_a_task_is_trained(monkeypatch: pytest.MonkeyPatch) -> None:
     assert found.env_steps == 16 * 128
     assert found.settings["runner"] == {"total_iterations": 1}
     assert found.evaluated <= 0
+    assert found.eval_episodes == 1
     assert found.cpu_s > 0

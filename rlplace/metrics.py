@@ -27,6 +27,8 @@ PLAYED_EPISODES = "eval/episodes"
 # Mean difference of log-probabilities in rollout and actor; of simulators, its notes say that it is too large
 MISMATCH = "actor/mismatch"
 MISMATCH_MAX = "actor/mismatch_max"
+# 1 if the KL ended the updates of an iteration early; its notes say what is unusual about the samples or the policy
+KL_STOP = "actor/kl_stop"
 Reduction = Literal["mean", "sum", "max", "min"]
 _REDUCE: Mapping[str, Callable[[list[float]], float]] = {
     "sum": sum,

@@ -309,6 +309,7 @@ def _make(config: SimulatorEnvConfig) -> gymnasium.Env[Any, Any]:
         _require_env(env, config.id)
         if config.wrappers and config.max_episode_steps is not None:
             env = TimeLimit(env, config.max_episode_steps)
+    _check_limit(env, config)
     from rlplace.envs.layers import with_own_rewards
 
     # `env/return` is the sum of these rewards, even if wrappers change rewards
@@ -596,6 +597,33 @@ def _check_start(env: gymnasium.Env[Any, Any]) -> None:
             error="lost-start",
             start=start,
         )
+
+
+def _check_limit(env: gymnasium.Env[Any, Any], config: SimulatorEnvConfig) -> None:
+    """Raise ConfigError if a `TimeLimit` of `env` ends episodes before the limit that the config asks for.
+
+    Such a limit comes from a function of the user's that calls `gymnasium.make`. `env`: without the wrappers of the
+    config.
+    """
+    from gymnasium.wrappers import TimeLimit
+
+    from rlplace.envs.layers import wrappers_of
+
+    asked = config.max_episode_steps
+    limits = [
+        int(wrapper._max_episode_steps)
+        for wrapper in wrappers_of(env)
+        if isinstance(wrapper, TimeLimit)
+    ]
+    if asked is None or not limits or min(limits) >= asked:
+        return
+    raise config_error(
+        "limit-without-effect",
+        "env.max_episode_steps",
+        str(asked),
+        simulator=config.id,
+        limit=min(limits),
+    )
 
 
 def spaces_of(

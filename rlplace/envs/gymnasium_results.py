@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import inspect
 import logging
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
@@ -47,6 +48,12 @@ _MASKS = (
 _TRUNCATED = "TimeLimit.truncated"
 # Methods of environments, and of their wrappers, that return such a mask
 _MASK_METHODS = ("action_masks", "get_action_mask", "valid_action_mask")
+# What MuJoCo found to be huge or nan -> name of that warning
+_SET_BACK = {
+    "positions": "mjWARN_BADQPOS",
+    "velocities": "mjWARN_BADQVEL",
+    "accelerations": "mjWARN_BADQACC",
+}
 # Numbers may leave their bounds by as much: rounding to float32
 _SHARE = 1e-3
 _LEAST = 1e-6
@@ -127,8 +134,11 @@ class Results:
     def first(self, env: gymnasium.Env[Any, Any], seed: int | None = None) -> Any:
         """Reset an environment, and return its observation as it is. Raises SimulatorError for another result.
 
-        `seed`: None: the environment goes on with its random numbers.
+        `seed`: None: the environment goes on with its random numbers. Otherwise spaces are seeded as well: `reset` does
+        not do that, and an environment may draw from `self.action_space.sample()`.
         """
+        if seed is not None:
+            seed_spaces(env, seed)
         made: Any = env.reset() if seed is None else env.reset(seed=seed)
         return self.opening(made)
 
@@ -172,6 +182,21 @@ class Results:
         """
         if terminated and type(info) is dict and info.get(_TRUNCATED) is True:
             self.remark_of_kind("limit-in-info", f"terminated, and info {_TRUNCATED}")
+
+    def look_at_simulation(self, env: Any) -> None:
+        """Add a remark if MuJoCo has set its simulation back to the start within the episode that has ended.
+
+        MuJoCo does so if positions, velocities or accelerations are not finite or huge, and counts it as a warning. Its
+        next observations are finite. `env`: the innermost environment, before its reset.
+        """
+        warnings = getattr(getattr(env, "data", None), "warning", None)
+        if warnings is None or not type(env.data).__module__.startswith("mujoco"):
+            return
+        kinds = sys.modules["mujoco"].mjtWarning
+        for what, kind in _SET_BACK.items():
+            count = int(warnings[getattr(kinds, kind)].number)
+            if count:
+                self.remark_of_kind("set-back", f"{what}, {count} times")
 
     def values(self, made: Any) -> tuple[Any, Any, Any, Any]:
         """Return (observation, reward, terminated, truncated) of a step that did not return five values.
@@ -241,6 +266,20 @@ def _layers(env: gymnasium.Env[Any, Any]) -> Iterator[Any]:
         seen.add(id(layer))
         yield layer
         layer = getattr(layer, "__dict__", {}).get("env")
+
+
+def seed_spaces(env: Any, seed: int) -> None:
+    """Seed the spaces of an environment, of the objects around it, and of the agents of PettingZoo."""
+    for layer in _layers(env):
+        agents = getattr(layer, "possible_agents", None)
+        for name in ("action_space", "observation_space"):
+            found = getattr(layer, name, None)
+            each = [found]
+            if callable(found):
+                each = [found(agent) for agent in agents or ()]
+            for space in each:
+                if isinstance(space, spaces.Space):
+                    space.seed(seed)
 
 
 def _form_of(space: gymnasium.Space[Any]) -> object:

@@ -34,12 +34,14 @@ from rlplace.envs.gymnasium_state import (
 )
 from rlplace.envs.kept_numbers import KEPT, KeptNumbers
 from rlplace.envs.layers import (
+    OwnRewards,
     RewardsBelow,
     check_below_wrappers,
     own_rewards,
     rewards_below,
 )
 from rlplace.envs.observations import dark_image, encoding_of
+from rlplace.envs.owned import disown, own
 from rlplace.envs.precision import Precision
 from rlplace.envs.random_numbers import RandomNumbers
 
@@ -74,9 +76,14 @@ class GymnasiumVector:
         """
         self._envs = list(envs)
         self._results = Results(name or type(envs[0].unwrapped).__name__)
+        try:
+            own(envs)
+        except Unfit as unfit:
+            raise self._results.refused(unfit, "the constructor") from None
         for env in envs:
             check_below_wrappers(env, self._results)
         self._steps = [env.step for env in envs]
+        self._innermost = [env.unwrapped for env in envs]
         # Numbers in the user's wrappers, and whether an evaluation has fixed some of them
         self._numbers = [KeptNumbers(env) for env in envs]
         self._has_fixed = False
@@ -87,6 +94,8 @@ class GymnasiumVector:
         # Rewards below a user's wrapper whose rewards count, until it has changed one; None: nothing is compared
         below = [layer for env in envs if (layer := rewards_below(env))]
         self._below: list[RewardsBelow] | None = below or None
+        # For each row, the layer below its wrappers: whether the environment goes on where a wrapper ends an episode
+        self._layers: Sequence[OwnRewards | RewardsBelow] = self._own_rewards or below
         encoding = encoding_of(envs[0].observation_space)
         assert encoding is not None, "describe has refused it"
         brightest = dark_image(envs[0].observation_space)
@@ -239,11 +248,12 @@ class GymnasiumVector:
                         finals.append(np.array(final, self._dtype))
                     self._results.ended(self._ends, length, terminated=terminated)
                     self._results.look_at_end(made[-1], terminated=terminated)
+                    self._results.look_at_simulation(self._innermost[row])
                     episode_returns.append(returns[row])
                     episode_lengths.append(length)
                     returns[row] = 0.0
                     begins[row] = clock
-                    observation = self._first(self._envs[row])
+                    observation = self._next_first(row)
                 shown.append(observation)
             if self._shares is None:
                 self._shares = shares_memory(self._uncopied)
@@ -369,6 +379,20 @@ class GymnasiumVector:
         got = f"{below.wrapper}: {counted:g} for {inner:g}"
         self._results.remark_of_kind("changed-reward", got)
 
+    def _next_first(self, row: int) -> NDArray[Any]:
+        """Reset the environment of a row whose episode has ended, and return its first observation.
+
+        Add a remark if the episode of the environment within the wrappers goes on: wrappers have ended a part of it.
+        """
+        layer = None
+        if self._layers and self._layers[row].goes_on:
+            layer = self._layers[row]
+        resets = 0 if layer is None else layer.resets
+        first = self._first(self._envs[row])
+        if layer is not None and layer.resets == resets:
+            self._results.remark_of_kind("wrapper-lives", "an episode went on")
+        return first
+
     def _first(
         self, env: gymnasium.Env[Any, Any], seed: int | None = None
     ) -> NDArray[Any]:
@@ -482,4 +506,5 @@ class GymnasiumVector:
 
     def close(self) -> None:
         """Close all environments."""
+        disown(self._envs)
         close_all(self._envs, self._results.name)

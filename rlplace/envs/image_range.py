@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
 # Axes of an image: height and width, and perhaps channels and a stack
 _AXES = (2, 3, 4)
+# Fewest axes of an image with channels
+_AXES_OF_COLOURS = 3
 # Rows and columns of the smallest picture; a smaller array is a table of numbers
 _SMALLEST = 8
 # Whole numbers above this one are bytes, and not kinds of fields on a board
@@ -42,17 +44,28 @@ class ImageRange:
 
     The first image that is not black decides. A number outside of images is large if it is so in most rows so far.
 
-    `remark`: the text that says what is wrong, and how to correct it; None: nothing so far.
+    `remark`: the text that says what is wrong, and how to correct it; None: nothing so far. `flattened`: a text that
+    says that the policy takes the numbers of an image in one row; None: it does not.
     """
 
     def __init__(
-        self, simulator: str, spaces: Spaces, *, normalizes: bool, can_normalize: bool
+        self,
+        simulator: str,
+        spaces: Spaces,
+        *,
+        normalizes: bool,
+        can_normalize: bool,
+        flattens: bool = False,
     ) -> None:
         """`simulator`: its name. `spaces`: those of the policy. `normalizes`: whether the policy normalises numbers.
 
-        `can_normalize`: whether policies of this job normalise if the config asks for it.
+        `can_normalize`: whether policies of this job normalise if the config asks for it. `flattens`: whether the
+        policy takes all numbers in one row, as an MLP does.
         """
         self.remark: str | None = None
+        self.flattened: str | None = None
+        if flattens:
+            self.flattened = _flattened(simulator, spaces)
         self._simulator = simulator
         self._spaces = spaces
         # Whether a picture that is not black is still to come
@@ -119,6 +132,28 @@ class ImageRange:
         )
         if self.remark is None:
             self.remark = f"{found.key}: {found.what}: {found.why}; {found.fix}"
+
+
+def _flattened(simulator: str, spaces: Spaces) -> str | None:
+    """Return a text that says which image of float32 numbers an MLP would get in one row; None without an image.
+
+    Only an array with channels counts: one of two axes may be a table.
+    """
+    for part in spaces.entries:
+        if len(part.shape) < _AXES_OF_COLOURS or part.dtype != "float32":
+            continue
+        if not _is_picture(part.shape):
+            continue
+        found = problem(
+            "image-range",
+            "actor.model.kind",
+            error="flattened",
+            simulator=simulator,
+            image=f"its images {part.name}".strip(),
+            shape=list(part.shape),
+        )
+        return f"{found.key}: {found.what}: {found.why}; {found.fix}"
+    return None
 
 
 def _is_picture(shape: tuple[int, ...]) -> bool:

@@ -76,18 +76,37 @@ class Layer(gymnasium.Wrapper[Any, Any, Any, Any]):
 
 
 class _RecordedRewards(Layer):
-    """A layer that records the rewards of the environment below."""
+    """A layer that records the rewards of the environment below, whether its episode goes on, and its resets."""
 
-    _OWN = Layer._OWN | {"_rewards"}
+    _OWN = Layer._OWN | {"_rewards", "_goes_on", "_resets"}
 
     def __init__(self, env: gymnasium.Env[Any, Any]) -> None:
         super().__init__(env)
         self._rewards: list[Any] = []
+        self._goes_on = False
+        self._resets = 0
+
+    @property
+    def goes_on(self) -> bool:
+        """Whether the last step did not end the episode of the environment below."""
+        return self._goes_on
+
+    @property
+    def resets(self) -> int:
+        """The number of resets of the environment below."""
+        return self._resets
+
+    def reset(self, *args: Any, **options: Any) -> Any:
+        """Reset the environment with the arguments that the layer gets."""
+        self._resets += 1
+        return super().reset(*args, **options)
 
     def step(self, action: Any) -> Any:
         """Step the environment, and record the reward."""
         result = self.env.step(action)
         self._rewards.append(result[1])
+        # Terminated and truncated; the old interface has one value
+        self._goes_on = not any(map(_is_true, result[2:-1]))
         return result
 
     def take(self) -> list[Any]:
@@ -247,6 +266,14 @@ def wrappers_of(env: gymnasium.Env[Any, Any]) -> Iterator[_Wrapper]:
     while isinstance(layer, gymnasium.Wrapper) and "env" in vars(layer):
         yield layer
         layer = layer.env
+
+
+def _is_true(ended: Any) -> bool:
+    """Return whether a flag that says that an episode has ended is true. Anything else counts as true."""
+    try:
+        return bool(ended)
+    except (TypeError, ValueError, RuntimeError):
+        return True
 
 
 def _changes_rewards(wrapper: _Wrapper) -> bool:

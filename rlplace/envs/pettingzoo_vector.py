@@ -32,6 +32,7 @@ from rlplace.envs.gymnasium_results import (
     reward_of,
 )
 from rlplace.envs.observations import encoding_of
+from rlplace.envs.owned import disown, own
 from rlplace.envs.precision import Precision
 from rlplace.envs.random_numbers import RandomNumbers
 
@@ -58,6 +59,10 @@ class PettingZooVector:
         self._envs = list(envs)
         self._agents = list(envs[0].possible_agents)
         self._results = Results(name)
+        try:
+            own(envs)
+        except Unfit as unfit:
+            raise self._results.refused(unfit, "the constructor") from None
         seen = envs[0].observation_space(self._agents[0])
         encoding = encoding_of(seen)
         assert encoding is not None, "describe has refused it"
@@ -187,6 +192,7 @@ class PettingZooVector:
 
     def close(self) -> None:
         """Close all environments."""
+        disown(self._envs)
         close_all(self._envs, self._results.name)
 
     def _look(self) -> None:

@@ -16,6 +16,8 @@ Letters: N steps, T steps of an episode, O observation shape, A action shape.
 
 from __future__ import annotations
 
+import contextlib
+import re
 import zipfile
 from collections.abc import Collection
 from pathlib import Path
@@ -29,16 +31,22 @@ from rlplace.codes import config_error, problem
 from rlplace.envs.contract import ContinuousActions, DiscreteActions, Spaces
 from rlplace.envs.registry import needs
 from rlplace.errors import ConfigError, Problem, ProblemsError
+from rlplace.json_text import parsed
 
 KEY = "replay.demonstrations"
 # Of a folder of Minari
 _OF_MINARI = Path("data", "main_data.hdf5")
+_METADATA = Path("data", "metadata.json")
 _EPISODE = "episode_"
 _MINARI_NAMES = {"terminated": "terminations", "truncated": "truncations"}
 # Differences up to this size are rounding errors. Fewer lost differences than _FEWEST_LOST do not count
 _NOISE = 1e-6
 _FEWEST_LOST = 4
 _FLOAT32_BYTES = 4
+# Actions are of another scale if none is larger than a number well within the bounds, and many are equal to it
+_WITHIN = 0.95
+_FEWEST_EQUAL = 10
+_SHARE_EQUAL = 0.01
 _D4RL_NAMES = {"terminated": "terminals", "truncated": "timeouts"}
 
 
@@ -153,6 +161,63 @@ def require_sequence(path: str, steps: Steps) -> None:
             step=int(broken[0]),
             following=int(broken[0]) + 1,
         )
+
+
+def other_simulator(path: str, simulator: str) -> Problem | None:
+    """Return a warning if a folder of Minari was recorded in another simulator than `simulator`, an id; else None.
+
+    Ids that differ in their version count as different: versions have other observations, rewards or ends.
+    """
+    file = Path(path).expanduser() / _METADATA
+    recorded = None
+    with contextlib.suppress(OSError, ValueError, LookupError, TypeError):
+        spec = parsed(file.read_text(encoding="utf-8"))["env_spec"]
+        # A text of JSON within JSON
+        recorded = (parsed(spec) if isinstance(spec, str) else spec)["id"]
+    registered = simulator.rpartition(":")[2]
+    known = isinstance(recorded, str) and re.search(r"-v\d+$", registered)
+    if not known or recorded == registered:
+        return None
+    return problem(
+        "demonstrated-simulator", KEY, path, recorded=recorded, simulator=simulator
+    )
+
+
+def narrow_actions(path: str, steps: Steps, spaces: Spaces) -> Problem | None:
+    """Return a warning if the actions of a file seem to be those of narrower bounds, such as [-1, 1]; else None.
+
+    Programs that scale actions often store the scaled ones. They are clipped at bounds of their own: no action is
+    larger, and many are equal to it.
+
+    `path`: the file of `steps`. `spaces`: those of the simulator.
+    """
+    of = spaces.actions
+    if not isinstance(of, ContinuousActions):
+        return None
+    taken = np.abs(steps.actions.reshape(len(steps.actions), -1))
+    for element, sizes in enumerate(taken.T):
+        largest = float(sizes.max())
+        equal = int((sizes > largest - _NOISE).sum())
+        enough = max(_FEWEST_EQUAL, _SHARE_EQUAL * len(sizes))
+        if not _NOISE < largest < _WITHIN or equal < enough:
+            continue
+        middle = (of.high[element] + of.low[element]) / 2
+        half = (of.high[element] - of.low[element]) / 2
+        return problem(
+            "demonstrated-actions",
+            KEY,
+            path,
+            element=element,
+            least=f"{middle - largest * half:.4g}",
+            most=f"{middle + largest * half:.4g}",
+            equal=equal,
+            count=len(sizes),
+            low=f"{of.low[element]:.4g}",
+            high=f"{of.high[element]:.4g}",
+            factor=f"{1 / largest:.6g}",
+            file=path,
+        )
+    return None
 
 
 def _require_precision(path: str, arrays: dict[str, NDArray[Any]]) -> None:

@@ -16,6 +16,7 @@ Name = Literal[
     "equal-groups",
     "no-gradient",
     "narrow-actions",
+    "kl-stops",
 ]
 # Iterations in a row with a sign before it is told
 IN_A_ROW = 2
@@ -47,6 +48,15 @@ SIGNS: Sequence[Sign] = (
         metric="env/action_range",
         holds=lambda numbers: numbers["env/action_range"] < _NARROW,
         from_start=True,
+    ),
+    Sign(
+        name="kl-stops",
+        key="algorithm.target_kl",
+        metric="actor/kl_stop",
+        holds=lambda numbers: (
+            numbers["actor/kl_stop"] > 0.0
+            and numbers.get("actor/optimizer_steps", 0.0) <= 1.0
+        ),
     ),
     Sign(
         name="all-cut",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,6 +16,7 @@ from rlplace.comm.weights.host_sync import CopyReceiver
 from rlplace.metrics import Metric
 from rlplace.models.policy_networks import build_policy
 from rlplace.placement.schedule import Residency
+from rlplace.trajectory import Trajectory
 from rlplace.workers.arguments import TRAJECTORIES, WEIGHTS
 from rlplace.workers.roles.actor import PolicyActor
 from tests.actor_ranks import (
@@ -127,6 +129,54 @@ def test_metrics_describe_the_rows(actor_of: MakeActor) -> None:
     assert (
         metrics["actor/explained_variance"].value < 0.5
     )  # an untrained critic explains little
+
+
+def notes_of(actor: Any, trajectory: Trajectory, code: str) -> list[str]:
+    notes = learn(actor, trajectory)["actor/kl_stop"].notes
+    return [note for note in notes if code in note]
+
+
+@pytest.mark.parametrize(
+    ("clip", "factor", "said"), [(0.2, 1.0, 0), (0.2, 100.0, 1), (None, 100.0, 0)]
+)
+def test_values_that_their_clip_keeps_far_from_the_returns_are_said(
+    actor_of: MakeActor, clip: float | None, factor: float, said: int
+) -> None:
+    scenario = dataclasses.replace(ALONE, algorithm={"value_clip": clip})
+    good = first_iteration(scenario)
+    scaled = dataclasses.replace(good, rewards=factor * good.rewards)
+    about = "value_clip: is 0.2, and returns differ"
+    assert len(notes_of(actor_of(scenario), scaled, about)) == said
+
+
+@pytest.mark.parametrize(("log_std", "said"), [(0.0, 0), (1.0, 0), (3.0, 1)])
+def test_actions_that_are_mostly_clipped_are_said(
+    actor_of: MakeActor, log_std: float, said: int
+) -> None:
+    actor = actor_of(ALONE)
+    with torch.no_grad():
+        actor._model.module.log_std.fill_(log_std)
+    about = "are clipped to a bound"
+    assert len(notes_of(actor, first_iteration(ALONE), about)) == said
+
+
+@pytest.mark.parametrize(("factor", "said"), [(1.0, 0), (1e3, 1)])
+def test_observations_that_old_statistics_clip_are_said(
+    actor_of: MakeActor, factor: float, said: int
+) -> None:
+    """Statistics of many steps of another environment, as of a policy that is taken over."""
+    actor = actor_of(ALONE)
+    normalizer = actor._model.module.normalizer
+    about = "is beyond 10 standard deviations"
+    good = first_iteration(ALONE)
+    far = dataclasses.replace(good, observations=factor * (1.0 + good.observations))
+    # Without statistics, the first iteration says nothing
+    assert notes_of(actor, far, about) == []
+    with torch.no_grad():
+        normalizer.mean.fill_(0.0)
+        normalizer.var.fill_(1.0)
+        normalizer.count.fill_(1e7)
+    assert len(notes_of(actor, far, about)) == said
 
 
 def test_half_precision_learns_and_pushes_what_it_computes_with(

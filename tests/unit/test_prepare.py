@@ -1155,7 +1155,11 @@ SHORT = (
         (["dqn"], []),
         # 1,000 steps; updates begin after 100 steps
         (["sac", *SHORT, "++algorithm.target_every=901"], ["algorithm.target_every"]),
-        (["sac", *SHORT, "++algorithm.target_every=900"], []),
+        # One step of tau = 0.005 in the run
+        (["sac", *SHORT, "++algorithm.target_every=900"], ["algorithm.tau"]),
+        (["sac", *SHORT, "++algorithm.target_every=900", "algorithm.tau=1.0"], []),
+        (["dqn", *SHORT, "algorithm.tau=0.005"], ["algorithm.tau"]),
+        (["dqn", *SHORT, "algorithm.tau=0.5"], []),
         (["td3", *SHORT, "algorithm.policy_delay=901"], ["algorithm.policy_delay"]),
         (
             ["dqn", *SHORT, "++algorithm.epsilon_steps=1001"],
@@ -1228,6 +1232,14 @@ def test_off_policy_settings_without_effect_or_out_of_reach_are_refused(
         (["td3", "++algorithm.epsilon_steps=500"], ["algorithm.epsilon_steps"]),
         (["td3", "++algorithm.exploration_noise=0.3"], []),
         (["dqn", "++actor.critics=4"], ["actor.critics"]),
+        # The shipped config has 8,000
+        (["dqn", "algorithm.learning_starts=10000"], ["algorithm.epsilon_steps"]),
+        (
+            ["dqn", "algorithm.learning_starts=500", "algorithm.epsilon_steps=500"],
+            ["algorithm.epsilon_steps"],
+        ),
+        (["dqn", "algorithm.learning_starts=500", "algorithm.epsilon_steps=501"], []),
+        (["sac", "algorithm.learning_starts=10000"], []),
         (["sac", "actor.critics=4", "++actor.layer_norm=true"], []),
         (["sac", "++replay.priority_exponent=0.9"], ["replay.priority_exponent"]),
         (["sac", "++replay.demonstration_share=0.25"], ["replay.demonstration_share"]),

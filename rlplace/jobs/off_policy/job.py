@@ -229,27 +229,37 @@ class OffPolicyJob(SimulatedJob):
     # ── its run ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
     def start_text(self, config: OffPolicyConfig) -> str:
-        """Return a warning if the environment rewards the steps of the demonstrations otherwise than the file.
+        """Return warnings about demonstrations of another environment, or with other actions or rewards than its own.
 
         Offline algorithms learn from the rewards of the file alone.
         """
         blocks = config.blocks
-        if blocks.replay.demonstrations is None or blocks.algorithm.offline:
+        if blocks.replay.demonstrations is None:
             return ""
         # Imported here: a plan without demonstrations needs no NumPy
-        from rlplace.envs.recorded import read_demonstrations
+        from rlplace.envs.recorded import (
+            narrow_actions,
+            other_simulator,
+            read_demonstrations,
+        )
         from rlplace.envs.recorded_rewards import other_rewards
 
         path = str(config.blocks.replay.demonstrations)
         spaces = self._spaces(config)
-        found = other_rewards(
-            path,
-            read_demonstrations(path, spaces),
-            lambda rows: make_simulator(config.env, rows, 1),
-            spaces,
-            config.runner.seed,
-        )
-        return "" if found is None else found.render()
+        steps = read_demonstrations(path, spaces)
+        other = other_simulator(path, config.env.id)
+        found = [other, narrow_actions(path, steps, spaces)]
+        # Other actions have other rewards
+        if found == [None, None] and not blocks.algorithm.offline:
+            rewards = other_rewards(
+                path,
+                steps,
+                lambda rows: make_simulator(config.env, rows, 1),
+                spaces,
+                config.runner.seed,
+            )
+            found.append(rewards)
+        return "\n".join(each.render() for each in found if each is not None)
 
     def work(self, config: OffPolicyConfig, needs: Needs) -> Work:
         work = super().work(config, needs)

@@ -28,6 +28,8 @@ _STEPS = "algorithm.steps_per_iteration"
 _ENVS = "env.total_num_envs"
 _CAPACITY = "replay.capacity"
 _BATCH = "algorithm.batch_size"
+# Largest share of the weights of the start that target networks may have at the end of a run
+_MOST_OLD = 0.1
 
 
 # ── steps and updates ────────────────────────────────────────────────────────────────────────────────────────────────
@@ -139,8 +141,17 @@ def _too_late(config: OffPolicyConfig) -> Iterator[Found]:
     every = algorithm.target_every
     if algorithm.uses("target_every") and every > updates:
         key = "algorithm.target_every"
-        fitting = max(1, updates // 20)
+        # Small steps have to be many
+        fitting = max(1, updates // 20) if algorithm.tau == 1.0 else 1
         yield at_key(key, every, "targets", updates=updates, fitting=fitting)
+    elif algorithm.uses("target_every") and every > 1:
+        # Weights of the start that target networks still have at the end, as a share of all
+        old = (1.0 - algorithm.tau) ** (updates // every)
+        if old > _MOST_OLD:
+            share = f"{old:.0%}"
+            yield at_key(
+                "algorithm.tau", algorithm.tau, "tau", share=share, every=every
+            )
     delay = algorithm.policy_delay
     if algorithm.uses("policy_delay") and delay > updates:
         yield at_key("algorithm.policy_delay", delay, "policy", updates=updates)
@@ -182,9 +193,32 @@ def _without_effect(config: OffPolicyConfig) -> Iterator[Found]:
             yield at_key(f"replay.{leaf}", value, "memory", other=other, fix=fix)
 
 
+def _explored(config: OffPolicyConfig) -> Iterator[Found]:
+    """Yield a finding if the share of random actions has fallen before anything is learned.
+
+    Until the first update, all actions are random; the share counts from the first step.
+    """
+    algorithm = config.blocks.algorithm
+    falls = algorithm.epsilon_steps
+    before = algorithm.learning_starts
+    flat = algorithm.epsilon_start <= algorithm.epsilon_end
+    if not algorithm.uses("epsilon_steps") or flat or falls > before:
+        return
+    steps = algorithm.steps_per_iteration * config.runner.total_iterations
+    yield at_key(
+        "algorithm.epsilon_steps",
+        falls,
+        "explored",
+        end=f"{algorithm.epsilon_end:.0%}",
+        before=before,
+        fitting=min(steps, before + max(1, steps // 5)),
+    )
+
+
 # Warnings of the config alone
 WARNINGS: tuple[Rule[OffPolicyConfig], ...] = (
     Rule(code="setting-without-effect", facts=_without_effect),
+    Rule(code="setting-without-effect", facts=_explored),
     Rule(code="too-late-in-run", facts=_too_late),
 )
 # Rules of the config alone

@@ -21,7 +21,7 @@ from rlplace.jobs.simulated import SimulatedJob
 from rlplace.jobs.simulator import init_from, instructions, iteration, plan, rules
 from rlplace.jobs.trained import TrainedJob
 from rlplace.jobs.variants import check_variant
-from rlplace.metrics import MISMATCH
+from rlplace.metrics import KL_STOP, MISMATCH
 from rlplace.models.custom_module import check_module
 from rlplace.models.vla_entries import check_vla
 from rlplace.models.vla_folder import check_folder
@@ -228,7 +228,10 @@ class SimulatorJob(SimulatedJob, TrainedJob):
     def remarks(
         self, numbers: Mapping[str, float], notes: Mapping[str, Sequence[str]]
     ) -> list[str]:
-        return [*super().remarks(numbers, notes), *notes.get(MISMATCH, ())]
+        found = super().remarks(numbers, notes)
+        for name in (MISMATCH, KL_STOP):
+            found += notes.get(name, ())
+        return found
 
     def replaceable(self, config: SimulatorJobConfig, plan_: Plan) -> Collection[str]:
         return ("env", "rollout")

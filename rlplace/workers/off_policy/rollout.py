@@ -63,7 +63,11 @@ class OffPolicyRollout(Worker):
         self._group.begin(given.seed)
         # A policy of this job does not normalise
         self._images = ImageRange(
-            self._group.name, given.spaces, normalizes=False, can_normalize=False
+            self._group.name,
+            given.spaces,
+            normalizes=False,
+            can_normalize=False,
+            flattens=True,
         )
         self._images.look(self._group.observations)
         # Rows whose next step does not follow their last one

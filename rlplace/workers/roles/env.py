@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 
 from rlplace.algo.replay import Steps
 from rlplace.codes import problem
+from rlplace.config.blocks.policies import MlpConfig
 from rlplace.config.blocks.simulator import SimulatorEnvConfig
 from rlplace.envs.action_bounds import action_remark
 from rlplace.envs.contract import (
@@ -358,8 +359,7 @@ class StageGroup:
         if isinstance(self.simulator, Remarking):
             found += self.simulator.remarks
         images.look(self.observations)
-        if images.remark is not None:
-            found.append(images.remark)
+        found += [each for each in (images.remark, images.flattened) if each]
         return found
 
     # ── numbers that are not finite ──────────────────────────────────────────────────────────────────────────────────
@@ -482,6 +482,7 @@ class VectorEnvWorker(EnvWorker):
             self.config.spaces,
             normalizes=normalizes_images(config),
             can_normalize=True,
+            flattens=isinstance(config.actor.policy, MlpConfig),
         )
         for index in range(groups):
             first = context.rank * self._rows + index * rows

@@ -35,7 +35,10 @@ from rlplace.algo.normalize import (
 from rlplace.algo.variants import Steps, ppo_slopes_by_variant
 from rlplace.codes import problem
 from rlplace.config.blocks.simulator import SimulatorJobConfig
-from rlplace.metrics import MISMATCH, MISMATCH_MAX, Metric, Metrics
+from rlplace.envs.action_bounds import WIDEST
+from rlplace.envs.contract import ContinuousActions
+from rlplace.metrics import KL_STOP, MISMATCH, MISMATCH_MAX, Metric, Metrics
+from rlplace.models.mlp import HALF_LOG_2PI
 from rlplace.models.networks import NetworkPolicy, Sequences
 from rlplace.models.passes import Passes
 from rlplace.stopwatch import Stopwatch
@@ -47,6 +50,12 @@ from rlplace.workers.training.trained_model import TrainedPolicy
 from rlplace.workers.training.variant import variant_of
 
 _AT_ONCE = 1024  # last observations per forward pass
+# Iterations after which clipped values should be able to reach the returns
+_MOST_ITERATIONS = 50.0
+# Share of the samples in which a number of the observations may be clipped
+_MOST_CLIPPED = 0.5
+# Standard deviation of actions, in halves of the range between their bounds
+_MOST_DEVIATIONS = 5.0
 # Mean difference of log-probabilities that rounding does not reach in float32
 _MOST_APART = 0.01
 
@@ -97,6 +106,7 @@ class PolicyLearner:
         moments, observation_sums = self._statistics(samples, sound)
         all_sound = int(moments.count) == self._rows.steps * self._rows.total
         sound_of_all = None if all_sound else self._sound_of_all(sound)
+        clipped = self._clipped_notes(samples.observations)
         # Normalise advantages over all ranks, and observations by the statistics of the rollout
         if self._algorithm.advantages_normalized:
             of_advantages = Moments(
@@ -133,13 +143,18 @@ class PolicyLearner:
         self._policy.drop_gathered()
         if self._policy.module.normalizer is not None:
             self._policy.module.normalizer.update(observation_sums)
-        metrics = {"actor/kl_stop": Metric(float(stopped)), **mismatch}
+        mean = mean_of(steps)
         _, returns, errors = moments.var.tolist()
+        gap = math.sqrt(errors + float(moments.mean[2]) ** 2)
+        notes = [*clipped, *self._clip_notes(gap)]
+        if mean is not None:
+            notes += self._deviation_notes(mean["entropy"])
+        metrics = {KL_STOP: Metric(float(stopped), notes=tuple(notes)), **mismatch}
         # 1: a perfect critic; 0: a critic that predicts only the mean
         if returns > 0.0:
             metrics["actor/explained_variance"] = Metric(1.0 - errors / returns)
         return Update(
-            mean=mean_of(steps),
+            mean=mean,
             # The step at which the KL stopped the iteration was evaluated, but not made
             steps=len(steps) - int(stopped),
             skipped=self._trainer.take_skipped(),
@@ -359,6 +374,77 @@ class PolicyLearner:
                 self._policy.synchronize()
                 watch.lap("step")
         return steps, False, mismatch or {}
+
+    def _clipped_notes(self, observations: Tensor) -> list[str]:
+        """Return a note if a number of the observations is mostly clipped by the policy's normalisation; else none.
+
+        The policy then sees a constant. Statistics of another environment, of which the policy was taken over, do that:
+        they change slowly. `observations`: [N, *O], as the simulator gave them.
+        """
+        module = self._policy.module
+        normalizer = module.normalizer
+        if normalizer is None or not len(observations) or not float(normalizer.count):
+            return []
+        scaled = normalizer(module.numbers(observations)).abs()
+        shares = (scaled >= normalizer.CLIP).double().mean(dim=0).flatten()
+        share, place = shares.max(dim=0)
+        if float(share) <= _MOST_CLIPPED:
+            return []
+        found = problem(
+            "observations-clipped",
+            "algorithm.normalize_observations",
+            place=int(place),
+            share=f"{float(share):.0%}",
+            most=f"{normalizer.CLIP:g}",
+        )
+        return [f"{found.key}: {found.what}: {found.why}; {found.fix}"]
+
+    def _deviation_notes(self, entropy: float) -> list[str]:
+        """Return a note if the policy draws its actions so far apart that most are clipped to a bound; else none.
+
+        `entropy`: mean entropy of an action, which is that of independent normal distributions if it is continuous.
+        """
+        actions = self._policy.module.actions
+        if not isinstance(actions, ContinuousActions):
+            return []
+        halves = [
+            (high - low) / 2
+            for low, high in zip(actions.low, actions.high, strict=True)
+        ]
+        if not all(0 < half < WIDEST for half in halves):
+            return []
+        # Geometric means over the elements: entropy = log deviation + log(2 pi e) / 2
+        deviation = math.exp(entropy / len(halves) - HALF_LOG_2PI - 0.5)
+        half = math.exp(sum(map(math.log, halves)) / len(halves))
+        if deviation <= _MOST_DEVIATIONS * half:
+            return []
+        share = 1.0 - math.erf(half / deviation / math.sqrt(2.0))
+        found = problem(
+            "actions-clipped",
+            "algorithm.entropy_coef",
+            deviation=f"{deviation:.3g}",
+            half=f"{half:.3g}",
+            share=f"{share:.0%}",
+        )
+        return [f"{found.key}: {found.what}: {found.why}; {found.fix}"]
+
+    def _clip_notes(self, gap: float) -> tuple[str, ...]:
+        """Return a note if `value_clip` keeps values far from the returns; else none.
+
+        `gap`: root of the mean square of returns minus values. The clipped loss of a value has no gradient once the
+        value has moved by `value_clip` towards its return, so an iteration does not close a larger gap.
+        """
+        clip = self._algorithm.value_clip
+        if clip is None or gap <= _MOST_ITERATIONS * clip:
+            return ()
+        found = problem(
+            "value-clip",
+            "algorithm.value_clip",
+            clip=clip,
+            gap=f"{gap:.3g}",
+            iterations=f"{gap / clip:,.0f}",
+        )
+        return (f"{found.key}: {found.what}: {found.why}; {found.fix}",)
 
     def _mismatch(self, logprobs: Tensor, decided: Tensor) -> Metrics:
         """Return as metrics how far the log-probabilities of N actions are apart in actor and rollout.

@@ -240,3 +240,29 @@ def test_statistics_of_rewards_never_become_those_of_observations() -> None:
     restore(rewards, state_of(both))
     assert rewards.return_rms.mean == both.return_rms.mean
     assert not freeze_statistics(both, known)
+
+
+class Unstable(gymnasium.Wrapper[Any, Any, Any, Any]):
+    """Makes a velocity of the third step huge, at which MuJoCo resets its data."""
+
+    def step(self, action: Any) -> Any:
+        data: Any = self.unwrapped.data  # type: ignore[attr-defined]
+        if round(data.time, 2) == 0.08:
+            data.qvel[0] = 1e12
+        return self.env.step(action)
+
+
+@pytest.mark.parametrize(("broken", "said"), [(True, 1), (False, 0)])
+def test_a_simulation_that_mujoco_sets_back_is_said(
+    broken: bool, said: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("mujoco")
+    # MuJoCo writes a log file
+    monkeypatch.chdir(tmp_path)
+    env = gymnasium.make("InvertedPendulum-v5", max_episode_steps=-1)
+    envs = GymnasiumVector([Unstable(env) if broken else env], max_episode_steps=6)
+    envs.reset([0])
+    shown = [envs.step(np.zeros((1, 1), np.float32)).observations for _ in range(12)]
+    assert np.isfinite(shown).all()
+    told = [each for each in envs.remarks if "set the simulation back" in each]
+    assert len(told) == said

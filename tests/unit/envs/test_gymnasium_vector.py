@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from gymnasium.spaces import Box, Dict, MultiBinary
 
-from rlplace.config.blocks.simulator import SimulatorEnvConfig
+from rlplace.config.blocks.simulator import SimulatorEnvConfig, WrapperConfig
 from rlplace.envs.gymnasium_vector import GymnasiumVector
 from rlplace.envs.registry import find_adapter, row_seeds
 from rlplace.errors import SimulatorError
@@ -407,3 +407,113 @@ def test_images_that_stay_dark_for_the_network_are_said(
         return
     (remark,) = simulator.remarks
     assert f"they see {said} at most" in remark
+
+
+_ONE: list[Script] = []
+
+
+def cached() -> gymnasium.Env[Any, Any]:
+    """Return the same environment in each call, in another wrapper each time."""
+    if not _ONE:
+        _ONE.append(Script())
+    return gymnasium.wrappers.OrderEnforcing(_ONE[0])
+
+
+def test_rows_that_step_the_same_environment_are_refused() -> None:
+    config = SimulatorEnvConfig(id=f"{__name__}:cached")
+    adapter = find_adapter("gymnasium")
+    with pytest.raises(SimulatorError) as raised:
+        adapter.make(config, 2)
+    assert raised.value.problem.code == "environment-interface"
+    assert "another row steps already" in raised.value.problem.what
+    _ONE.clear()
+    # The rows of a second simulator of this process, such as that of an evaluation
+    first = adapter.make(config, 1)
+    with pytest.raises(SimulatorError):
+        adapter.make(config, 1)
+    first.close()
+    adapter.make(config, 1).close()
+
+
+class Lives(gymnasium.Wrapper[Any, Any, Any, Any]):
+    """Ends an episode after four steps, and begins the environment anew only where its own episode has ended.
+
+    `fires`: whether a step follows each true reset, as in games that have to be started.
+    """
+
+    def __init__(self, env: gymnasium.Env[Any, Any], fires: bool = False) -> None:
+        super().__init__(env)
+        self._fires = fires
+        self._steps = 0
+        self._over = True
+
+    def reset(self, **options: Any) -> Any:
+        self._steps = 0
+        if not self._over:
+            return self.env.step(0)[0], {}
+        found = self.env.reset(**options)
+        if self._fires:
+            return self.env.step(0)[0], {}
+        return found
+
+    def step(self, action: Any) -> Any:
+        shown, reward, terminated, truncated, info = self.env.step(action)
+        self._steps += 1
+        self._over = terminated or truncated
+        return shown, reward, terminated or self._steps == 4, truncated, info
+
+
+def lives(terminate_at: int, fires: bool = False) -> gymnasium.Env[Any, Any]:
+    """Make an environment with a wrapper inside."""
+    return Lives(Script(terminate_at=terminate_at), fires)
+
+
+@pytest.mark.parametrize("place", ["within", "outside"])
+@pytest.mark.parametrize(("terminate_at", "said"), [(11, 1), (4, 0), (3, 0)])
+def test_episodes_that_wrappers_cut_from_a_longer_one_are_said(
+    place: str, terminate_at: int, said: int
+) -> None:
+    """A game of 11 steps is three episodes; games of 4 and 3 steps are one each."""
+    fires = terminate_at == 4
+    kwargs = {"terminate_at": terminate_at}
+    config = SimulatorEnvConfig(
+        id=f"{__name__}:lives", kwargs={**kwargs, "fires": fires}
+    )
+    if place == "outside":
+        name = f"{__name__}:Lives"
+        wrapper = WrapperConfig(name=name, kwargs={"fires": fires})
+        config = SimulatorEnvConfig(
+            id="tests.gyms:Script", kwargs=kwargs, wrappers=(wrapper,)
+        )
+    envs = find_adapter("gymnasium").make(config, 1)
+    assert isinstance(envs, GymnasiumVector)
+    envs.reset([0])
+    for _ in range(9):
+        envs.step(ZEROS)
+    assert len([each for each in envs.remarks if "such as lives" in each]) == said
+
+
+class Sampling(Script):
+    """Draws its rewards from its action space, and its numbers from its observation space."""
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        _, _, terminated, truncated, info = super().step(action)
+        reward = float(self.action_space.sample())
+        return self.observation_space.sample(), reward, terminated, truncated, info
+
+
+def test_numbers_that_an_environment_draws_from_its_spaces_follow_from_its_seed() -> (
+    None
+):
+    def drawn(seed: int) -> list[list[float]]:
+        made = [Sampling(), gymnasium.wrappers.OrderEnforcing(Sampling())]
+        envs = GymnasiumVector(made, max_episode_steps=None)
+        envs.reset([seed, seed + 1])
+        found = []
+        for _ in range(8):
+            step = envs.step(np.zeros(2, np.int64))
+            found.append([*step.rewards.tolist(), *step.observations.ravel().tolist()])
+        return found
+
+    assert drawn(3) == drawn(3)
+    assert drawn(3) != drawn(5)

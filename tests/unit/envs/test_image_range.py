@@ -98,3 +98,26 @@ def test_numbers_that_are_large_now_and_then_are_not() -> None:
     for _ in range(20):
         normalized.look(np.full((2, 2), 900, np.float32))
     assert normalized.remark is None
+
+
+@pytest.mark.parametrize(
+    ("shape", "flattens", "said"),
+    [
+        ((24, 24, 3), True, True),
+        ((3, 24, 24), True, True),
+        ((4, 24, 24, 1), True, True),
+        ((24, 24, 3), False, False),
+        # A table, and a small board
+        ((24, 24), True, False),
+        ((3, 3, 2), True, False),
+    ],
+)
+def test_float_images_that_an_mlp_takes_in_one_row_are_said(
+    shape: tuple[int, ...], flattens: bool, said: bool
+) -> None:
+    spaces = Spaces(observation_shape=shape, actions=ACTIONS)
+    images = ImageRange(
+        "odd:Camera", spaces, normalizes=True, can_normalize=True, flattens=flattens
+    )
+    assert (images.flattened is not None) == said
+    assert images.remark is None

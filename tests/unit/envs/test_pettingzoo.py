@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from gymnasium.spaces import Discrete
 
 from rlplace.config.blocks.simulator import SimulatorEnvConfig, WrapperConfig
 from rlplace.envs.contract import DiscreteActions
@@ -267,3 +268,35 @@ def test_the_small_environment_is_reset_for_each_episode() -> None:
     env.reset(seed=3)
     env.step({"agent_0": 1})
     assert env.agents == []
+
+
+def test_rows_that_step_the_same_environment_are_refused() -> None:
+    one = Race()
+    with pytest.raises(SimulatorError) as raised:
+        PettingZooVector([one, one], max_episode_steps=None, name="one")
+    assert "another row steps already" in raised.value.problem.what
+
+
+class Drawing(Race):
+    """Rewards are drawn from the space of the actions, which is the same object in each call."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._taken = {each: Discrete(3, start=1) for each in self.possible_agents}
+
+    def action_space(self, agent: str) -> Discrete:
+        return self._taken[agent]
+
+    def step(self, actions: Any) -> Any:
+        shown, rewards, *others = super().step(actions)
+        drawn = {each: float(self.action_space(each).sample()) for each in rewards}
+        return (shown, drawn, *others)
+
+
+def test_numbers_that_agents_draw_from_their_spaces_follow_from_the_seed() -> None:
+    def drawn() -> list[list[float]]:
+        envs = PettingZooVector([Drawing()], max_episode_steps=None, name="drawing")
+        envs.reset([5, 6, 7])
+        return [envs.step(np.zeros(3, np.int64)).rewards.tolist() for _ in range(6)]
+
+    assert drawn() == drawn()

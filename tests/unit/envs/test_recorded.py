@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import json
 import shlex
 import subprocess
 import sys
@@ -17,6 +19,8 @@ from rlplace.algo.replay import Steps
 from rlplace.config.blocks.simulator import SimulatorEnvConfig
 from rlplace.envs.contract import ContinuousActions, DiscreteActions, Spaces
 from rlplace.envs.recorded import (
+    narrow_actions,
+    other_simulator,
     read_demonstrations,
     require_sequence,
     steps_in,
@@ -206,6 +210,66 @@ def test_rewards_of_another_scale_or_sign_than_the_environments_are_told(
         _, *words = shlex.split(found.fix)
         subprocess.run([sys.executable, *words], check=True)
         assert told() is None
+
+
+@pytest.mark.parametrize(
+    ("scale", "clip", "said"),
+    [(1.0, 2.0, False), (0.5, 1.0, True), (1.0, 9.0, False), (0.2, 9.0, False)],
+)
+def test_actions_that_are_scaled_to_other_bounds_are_told(
+    scale: float, clip: float, said: bool, tmp_path: Path
+) -> None:
+    """Of Pendulum, which takes -2 to 2: as it takes them, in [-1, 1], and without a clip."""
+    spaces = dataclasses.replace(
+        SPACES, actions=ContinuousActions(shape=(1,), low=(-2.0,), high=(2.0,))
+    )
+    drawn = 2.0 * np.random.default_rng(0).standard_normal((400, 1))
+    if clip > 2.0:
+        drawn = 2.0 * np.tanh(drawn / 4.0)
+    actions = (scale * drawn).clip(-clip, clip)
+    path = saved(tmp_path, {**arrays(400), "actions": actions})
+    found = narrow_actions(path, read_demonstrations(path, spaces), spaces)
+    assert (found is not None) == said
+    if found is None:
+        return
+    assert found.code == "demonstrated-actions"
+    # The fix is pasted
+    _, *words = shlex.split(str(found.fix).partition("   ")[0])
+    subprocess.run([sys.executable, *words], check=True)
+    assert narrow_actions(path, read_demonstrations(path, spaces), spaces) is None
+
+
+@pytest.mark.parametrize(
+    ("simulator", "said"),
+    [
+        ("Hopper-v4", False),
+        ("gymnasium:Hopper-v4", False),
+        ("Hopper-v5", True),
+        ("Walker2d-v4", True),
+        ("my.module:make", False),
+    ],
+)
+@pytest.mark.parametrize("as_text", [True, False])
+def test_a_data_set_of_another_simulator_is_told(
+    simulator: str, said: bool, as_text: bool, tmp_path: Path
+) -> None:
+    spec: Any = {"id": "Hopper-v4", "max_episode_steps": 1000}
+    (tmp_path / "data").mkdir()
+    file = tmp_path / "data" / "metadata.json"
+    if as_text:
+        spec = json.dumps(spec)
+    file.write_text(json.dumps({"env_spec": spec}), encoding="utf-8")
+    found = other_simulator(str(tmp_path), simulator)
+    assert (found is not None) == said
+    if found is not None:
+        assert found.code == "demonstrated-simulator"
+        assert str(found.fix).startswith("env.id=Hopper-v4 ")
+    # Nothing is known of other files
+    for text in ("{}", "[1]", "{", '{"env_spec": null}'):
+        file.write_text(text, encoding="utf-8")
+        assert other_simulator(str(tmp_path), simulator) is None
+    file.unlink()
+    assert other_simulator(str(tmp_path), simulator) is None
 
 
 def test_nothing_is_said_of_steps_that_the_environment_does_not_reach(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import sys
+from typing import Any
 
 import gymnasium
 import numpy as np
@@ -114,6 +115,27 @@ def test_a_time_limit_is_inside_of_wrappers_as_gymnasium_puts_it(
             assert np.array_equal(step.final_observations[0], shown)
             shown, _ = theirs.reset()
         assert np.array_equal(step.observations[0], shown)
+
+
+def limited(steps: int) -> gymnasium.Env[Any, Any]:
+    """Make an environment as `gymnasium.make` does, inside of another wrapper."""
+    env = gymnasium.make("tests.gyms:Script-v0", max_episode_steps=steps)
+    return gymnasium.wrappers.RecordEpisodeStatistics(env)
+
+
+@pytest.mark.parametrize("wrappers", [(), (SKIPS,)])
+def test_a_limit_that_is_longer_than_that_of_the_simulator_is_refused(
+    wrappers: tuple[WrapperConfig, ...],
+) -> None:
+    name = f"{__name__}:limited"
+    asked = config(name, kwargs={"steps": 5}, max_episode_steps=50, wrappers=wrappers)
+    found = problem(asked)
+    assert found.code == "limit-without-effect"
+    assert found.fix is not None
+    assert found.fix.startswith("env.max_episode_steps=5 ")
+    # A shorter limit, and none, have an effect
+    for limit in (5, 4, None):
+        describe(dataclasses.replace(asked, max_episode_steps=limit))
 
 
 def test_a_time_limit_is_inside_of_wrappers_of_a_function_too() -> None:

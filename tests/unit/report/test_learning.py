@@ -19,6 +19,8 @@ LEARNS = {
     "actor/truncated_share": 0.5,
     "actor/groups_with_signal": 0.25,
     "actor/grad_norm": 0.1,
+    "actor/kl_stop": 0.0,
+    "actor/optimizer_steps": 16.0,
 }
 
 
@@ -45,6 +47,7 @@ def test_a_run_that_learns_is_not_warned_of() -> None:
             "all-cut",
         ),
         ({"env/action_range": 0.001}, "narrow-actions"),
+        ({"actor/kl_stop": 1.0, "actor/optimizer_steps": 1.0}, "kl-stops"),
     ],
 )
 def test_a_sign_is_told_once_of_several_iterations_in_a_row(
@@ -59,6 +62,14 @@ def test_a_sign_is_told_once_of_several_iterations_in_a_row(
 
 def test_answers_of_a_fixed_length_may_all_be_cut() -> None:
     assert told(*[{**LEARNS, "actor/truncated_share": 1.0}] * 5) == []
+
+
+def test_a_kl_that_ends_updates_later_is_no_sign() -> None:
+    stopped = {**LEARNS, "actor/kl_stop": 1.0, "actor/optimizer_steps": 9.0}
+    assert told(*[stopped] * 5) == []
+    # All of a single update
+    whole = {**LEARNS, "actor/kl_stop": 0.0, "actor/optimizer_steps": 1.0}
+    assert told(*[whole] * 5) == []
 
 
 def test_a_policy_that_goes_on_may_act_within_a_narrow_range() -> None:

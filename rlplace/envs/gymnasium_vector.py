@@ -41,7 +41,7 @@ from rlplace.envs.layers import (
     rewards_below,
 )
 from rlplace.envs.observations import dark_image, encoding_of
-from rlplace.envs.owned import disown, own
+from rlplace.envs.owned import SharedObjects, disown, own
 from rlplace.envs.precision import Precision
 from rlplace.envs.random_numbers import RandomNumbers
 
@@ -134,6 +134,9 @@ class GymnasiumVector:
         self._results.look_for_mask_methods(envs[0])
         self._results.require_equal_spaces(envs)
         self._ends = Ends()
+        # Objects that environments share, and the step of the next look at them
+        self._shared = SharedObjects(envs)
+        self._compares_at = 1
         # Compares the random numbers of environments after their first resets; None: not yet, or no longer
         self._random: RandomNumbers | None = None
 
@@ -267,6 +270,8 @@ class GymnasiumVector:
             final_observations = np.empty((0, *self._shape[1:]), self._dtype)
         if clock >= self._looks_at:
             self._look(observations)
+        if clock == self._compares_at:
+            self._compare_shared()
         if exact:
             self._results.lost(self._precision.add(clock, exact))
         return StepResult(
@@ -378,6 +383,13 @@ class GymnasiumVector:
         self._below = None
         got = f"{below.wrapper}: {counted:g} for {inner:g}"
         self._results.remark_of_kind("changed-reward", got)
+
+    def _compare_shared(self) -> None:
+        """Add a remark if steps have changed an object that environments share. It is compared twice."""
+        self._compares_at = _LOOK_EVERY
+        changed = self._shared.changed()
+        if changed is not None:
+            self._results.remark_of_kind("shared-object", changed)
 
     def _next_first(self, row: int) -> NDArray[Any]:
         """Reset the environment of a row whose episode has ended, and return its first observation.

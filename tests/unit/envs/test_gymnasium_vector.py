@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 import gymnasium
 import numpy as np
@@ -11,6 +11,7 @@ from gymnasium.spaces import Box, Dict, MultiBinary
 
 from rlplace.config.blocks.simulator import SimulatorEnvConfig, WrapperConfig
 from rlplace.envs.gymnasium_vector import GymnasiumVector
+from rlplace.envs.observations import encoding_of
 from rlplace.envs.registry import find_adapter, row_seeds
 from rlplace.errors import SimulatorError
 from tests.gyms import Script
@@ -517,3 +518,60 @@ def test_numbers_that_an_environment_draws_from_its_spaces_follow_from_its_seed(
 
     assert drawn(3) == drawn(3)
     assert drawn(3) != drawn(5)
+
+
+class Grown(Script):
+    """Has a list in its class, a table there, and an argument with a list as its default. `how`: which one changes."""
+
+    walls: ClassVar[list[Any]] = [0]
+    table: ClassVar[dict[str, Any]] = {"sizes": [1, 2], "names": ("a", "b")}
+
+    def __init__(self, how: str, items: list[Any] = [0]) -> None:  # noqa: B006
+        super().__init__()
+        self._how = how
+        self._items = items
+        self._own = [0]
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        changing = {"class": self.walls, "default": self._items, "own": self._own}
+        changing[self._how][0] += 1
+        return super().step(action)
+
+
+@pytest.mark.parametrize(
+    ("how", "name"), [("class", "walls"), ("default", "_items"), ("own", "")]
+)
+def test_an_object_that_environments_share_and_change_is_said(
+    how: str, name: str
+) -> None:
+    envs = GymnasiumVector([Grown(how), Grown(how)], max_episode_steps=None)
+    envs.reset([0, 1])
+    for _ in range(3):
+        envs.step(np.zeros(2, np.int64))
+    told = [each for each in envs.remarks if "share an object" in each]
+    assert len(told) == bool(name)
+    assert all(f": {name};" in each for each in told)
+
+
+class Shuffled(Script):
+    """Returns the entries of its observation in another order than its space has, and another one in each step."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        entries = {"b": Box(-1, 9, (2,)), "a": Box(-1, 9, (1,))}
+        self.observation_space = Dict(entries)  # type: ignore[assignment]
+
+    def _show(self, action: float) -> Any:
+        entries = [("a", [1.0]), ("b", [2.0, 3.0])]
+        if self._step % 2:
+            entries.reverse()
+        return {name: np.array(value, np.float32) for name, value in entries}
+
+
+def test_entries_of_an_observation_are_found_by_their_names() -> None:
+    envs = GymnasiumVector([Shuffled()], max_episode_steps=None)
+    rows = [envs.reset([0]), *(envs.step(ZEROS).observations for _ in range(3))]
+    names = [part.name for part in encoding_of(Shuffled().observation_space).parts]  # type: ignore[union-attr]
+    expected = {"a": [1.0], "b": [2.0, 3.0]}
+    whole = [number for name in names for number in expected[name]]
+    assert all(row[0].tolist() == whole for row in rows)

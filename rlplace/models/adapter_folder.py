@@ -27,8 +27,8 @@ _B = ".lora_B.weight"
 _HEAD = "lm_head"
 # Bytes at each end of a weight file that are compared
 _SAMPLE = 1 << 20
-# First values of factors that leave the base model as it is. Other ones, such as PiSSA, change the base model.
-_PLAIN_INITS = ("gaussian", "eva", "orthogonal", "lora_ga")
+# First values of factors that leave the base model as it is. Other ones, such as PiSSA and LoRA-GA, change its weights.
+_PLAIN_INITS = ("gaussian", "eva", "orthogonal")
 # Entries of adapter_config.json that may only be empty here, and what they mean
 _OTHER_KINDS = {
     "use_dora": "DoRA",

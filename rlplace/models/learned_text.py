@@ -56,8 +56,9 @@ def learned_chat(
 ) -> LearnedTokens:
     """Return the tokens of a chat by the template of `tokenizer`, and which of them are learned.
 
-    `chat`: messages, with at least one of the assistant, which is not the first. `arguments`: values for the template
-    beside the messages. Raises ConfigError if the template refuses the messages, or does not show them as they are.
+    `chat`: messages, with at least one of the assistant that is learned; the first one is of no assistant. `arguments`:
+    values for the template beside the messages. Raises ConfigError if the template refuses the messages, or does not
+    show them as they are.
     """
     if _TAG.search(tokenizer.chat_template or ""):
         pieces = marked_pieces(tokenizer, chat, arguments)
@@ -82,6 +83,22 @@ def marked_pieces(
             repr(clipped(text, _SHOWN)),
             error="marks-nothing",
         )
+    answers = [message for message in chat if message.role == "assistant"]
+    if all(message.is_learned for message in answers):
+        return pieces
+    # Which marked text is which answer
+    marked = [at for at, piece in enumerate(pieces) if piece.is_learned]
+    if len(marked) != len(answers):
+        raise config_error(
+            "chat-template-refused",
+            _KEY,
+            repr(clipped(text, _SHOWN)),
+            error="marks-others",
+            marked=len(marked),
+            answers=len(answers),
+        )
+    for at, message in zip(marked, answers, strict=True):
+        pieces[at] = pieces[at]._replace(is_learned=message.is_learned)
     return pieces
 
 
@@ -111,7 +128,8 @@ def pieces_by_prefix(
             )
         end = found + len(answer)
         pieces.append(Piece(whole[done : len(before)], is_learned=False))
-        pieces.append(Piece(whole[len(before) : end], is_learned=True))
+        said = whole[len(before) : end]
+        pieces.append(Piece(said, is_learned=message.is_learned))
         done = end
     return [*pieces, Piece(whole[done:], is_learned=False)]
 

@@ -669,7 +669,7 @@ class PlainText:
         pieces = [Piece(self.text(begun), is_learned=False)]
         for message in messages[first:]:
             if message.role == "assistant":
-                pieces.append(Piece(message.text, is_learned=True))
+                pieces.append(Piece(message.text, is_learned=message.is_learned))
             else:
                 pieces.append(Piece(f"\n{message.text}\n", is_learned=False))
         stops = self._tokenizer.stop_token_ids

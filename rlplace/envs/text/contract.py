@@ -59,7 +59,8 @@ class Message:
 
     `content`: a text; or, for models that read images, texts and images in their order. `calls`: the tools that a
     message of the assistant calls. `call_id`, `name`: of a message of a tool: which call it is the result of, and the
-    name of the tool; "" if they are not known.
+    name of the tool; "" if they are not known. `is_learned`: whether supervised fine-tuning learns a message of the
+    assistant.
     """
 
     role: Literal["system", "user", "assistant", "tool"]
@@ -67,6 +68,7 @@ class Message:
     calls: tuple[ToolCall, ...] = ()
     call_id: str = ""
     name: str = ""
+    is_learned: bool = True
 
     @property
     def text(self) -> str:

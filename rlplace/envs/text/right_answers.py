@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import unicodedata
 from collections.abc import Mapping
+from decimal import Decimal
 from typing import Any
 
 # Signs that are written in several ways, and blanks that are none of ASCII
@@ -34,7 +35,7 @@ def alike(text: str) -> str:
 def written_answers(value: Any) -> list[str]:
     """Return each way in which the right answer `value` may be written: several, if it is a list of right answers.
 
-    Raises ValueError if the value is a mapping, or if there is no right answer.
+    Raises ValueError if the value is a mapping, if its bytes are no text, or if there is no right answer.
     """
     if isinstance(value, Mapping):
         names = ", ".join(map(str, value))
@@ -49,6 +50,16 @@ def written_answers(value: Any) -> list[str]:
         if not found:
             raise ValueError("the list of right answers is empty")
         return found
+    # Columns of Parquet files may have bytes and decimal numbers
+    if isinstance(value, bytes):
+        try:
+            return [value.decode("utf-8")]
+        except UnicodeDecodeError:
+            raise ValueError(
+                "the right answer is bytes that are no text in UTF-8"
+            ) from None
+    if isinstance(value, Decimal) and value == value.to_integral_value():
+        return [str(value), str(int(value))]
     if isinstance(value, bool):
         return ["true" if value else "false", str(value)]
     if isinstance(value, float) and value.is_integer():
@@ -62,6 +73,8 @@ def is_empty(value: Any) -> bool:
         return not value or any(is_empty(each) for each in value)
     if value is None or value != value:
         return True
+    if isinstance(value, bytes):
+        return not value.strip()
     return isinstance(value, str) and not alike(value)
 
 

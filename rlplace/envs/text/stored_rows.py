@@ -17,6 +17,7 @@ import contextlib
 import hashlib
 import itertools
 import os
+import struct
 import tempfile
 import zlib
 from abc import abstractmethod
@@ -109,7 +110,10 @@ class LineRows(Rows):
 
 
 class ArrowRows(Rows):
-    """The rows of batches of Arrow, which may be in memory or in a mapped file."""
+    """The rows of batches of Arrow, which may be in memory or in a mapped file.
+
+    A number of 32 or 16 bits is the shortest decimal that is stored as this number: 0.1, and not 0.10000000149011612.
+    """
 
     def __init__(self, batches: Sequence[Any], file: str) -> None:
         """`batches`: pyarrow.RecordBatch. `file`: name of the file in the places of rows."""
@@ -118,6 +122,12 @@ class ArrowRows(Rows):
         lengths = [len(batch) for batch in self._batches]
         self._starts = list(itertools.accumulate(lengths, initial=0))
         self._file = file
+        # Columns with numbers of few bits: name -> type
+        self._short: dict[str, Any] = {}
+        if self._batches:
+            for field in self._batches[0].schema:
+                if _has_short_floats(field.type):
+                    self._short[field.name] = field.type
 
     def __len__(self) -> int:
         return self._starts[-1]
@@ -126,7 +136,44 @@ class ArrowRows(Rows):
         at = bisect.bisect_right(self._starts, number) - 1
         batch = self._batches[at].slice(number - self._starts[at], 1)
         (values,) = batch.to_pylist()
+        for name, kind in self._short.items():
+            values[name] = _as_written(values[name], kind)
         return values, Source(file=self._file, line=number + 1)
+
+
+# Types of Arrow for short numbers -> format of `struct`, and most decimal digits that are needed
+_SHORT_FLOATS: Mapping[str, tuple[str, int]] = {
+    "float": ("f", 9),
+    "halffloat": ("e", 5),
+}
+
+
+def _has_short_floats(kind: Any) -> bool:
+    """Return whether a type of Arrow is a short number, or a list or struct that has some."""
+    if str(kind) in _SHORT_FLOATS:
+        return True
+    inner = [kind.field(i).type for i in range(kind.num_fields)]
+    return any(map(_has_short_floats, inner))
+
+
+def _as_written(value: Any, kind: Any) -> Any:
+    """Return a value of Arrow in which short numbers are replaced by the shortest decimals. `kind`: its type."""
+    if isinstance(value, float) and str(kind) in _SHORT_FLOATS:
+        form, most = _SHORT_FLOATS[str(kind)]
+        for digits in range(1, most):
+            near = float(f"{value:.{digits}g}")
+            with contextlib.suppress(OverflowError):
+                if struct.unpack(form, struct.pack(form, near))[0] == value:
+                    return near
+        return value
+    if isinstance(value, dict):
+        fields = [kind.field(i) for i in range(kind.num_fields)]
+        types = {field.name: field.type for field in fields}
+        return {name: _as_written(each, types[name]) for name, each in value.items()}
+    if isinstance(value, list) and kind.num_fields == 1:
+        inner = kind.field(0).type
+        return [_as_written(each, inner) for each in value]
+    return value
 
 
 class JoinedRows(Rows):

@@ -48,6 +48,10 @@ _NOT_SHOWN = (
     "tool_calls",
     "function_call",
 )
+# Keys of a message by which data sets say whether an answer is learned: OpenAI, axolotl, ms-swift, verl
+_LEARNED_KEYS = ("weight", "loss_mask", "loss", "train", "trainable")
+# A list of messages that Python has written as a text
+_PYTHON_MESSAGES = re.compile(r"\s*\[\s*\{\s*'(?:role|content)'\s*:")
 # Name of the error about a row without this column, and about a null in this column
 _LACKS = {"prompt": "lacks-prompt", "answer": "lacks-answer"}
 _HAS_NULL = {"prompt": "null-prompt", "answer": "null-answer"}
@@ -524,11 +528,12 @@ class ReasoningGym:
 class PromptSet:
     """A task with the prompts of one or several data sets: each row is an episode.
 
-    Column `prompt` is a text, or messages with role and content. Column `answer` is the right answer, which reward
-    functions compare with the policy's answer, or a list of answers that are each right. Column `image` is for models
-    that read images: a path relative to the folder of the data set, a mapping with the `bytes` of a PNG or JPEG, or a
-    list of paths and mappings. Images take the places of message parts {"type": "image"}; if there are no such parts,
-    images come before the text of the user.
+    Column `prompt` is a text, or messages with role and content, perhaps as a JSON text. Supervised fine-tuning does
+    not learn a message of the assistant whose `weight`, `loss_mask`, `loss`, `train` or `trainable` is 0 or false.
+    Column `answer` is the right answer, which reward functions compare with the policy's answer, or a list of answers
+    that are each right. Column `image` is for models that read images: a path relative to the folder of the data set,
+    a mapping with the `bytes` of a PNG or JPEG, or a list of paths and mappings. Images take the places of message
+    parts {"type": "image"}; if there are no such parts, images come before the text of the user.
 
     Column `tools` has the tools that the model may call: a list of their definitions, or this list as a JSON text. The
     chat template shows them. A column with anything else, or `tools=None`, is a fact only.
@@ -679,6 +684,10 @@ def _as_prompt(value: Any, images: Sequence[Image], place: Source) -> Any:
     Raises ConfigError if images and image parts of the messages do not match. `place`: file and line of the row.
     """
     if isinstance(value, str):
+        if _PYTHON_MESSAGES.match(value):
+            raise bad_row("python-messages", value, place)
+        value = _messages_in(value)
+    if isinstance(value, str):
         if images:
             return [Message("user", (*images, value))]
         return value
@@ -698,7 +707,8 @@ def _as_prompt(value: Any, images: Sequence[Image], place: Source) -> Any:
             content = tuple(_as_part(part, left, place) for part in content)
         if not isinstance(content, str | tuple):
             return None
-        messages.append(Message(message["role"], content))
+        learned = _is_learned(message, place)
+        messages.append(Message(message["role"], content, is_learned=learned))
     # No message has image parts: all images come before the first text of the user
     if left and len(left) == len(images):
         of_user = [at for at, message in enumerate(messages) if message.role == "user"]
@@ -710,6 +720,41 @@ def _as_prompt(value: Any, images: Sequence[Image], place: Source) -> Any:
         got = f"{len(left)} of {len(images)} are left"
         raise bad_row("images-left", got, place)
     return messages
+
+
+def _messages_in(text: str) -> Any:
+    """Return the list of messages in a JSON text; the text itself if it is anything else."""
+    if not text.lstrip().startswith("[") or '"role"' not in text:
+        return text
+    try:
+        found = parsed(text)
+    except ValueError:
+        return text
+    if not isinstance(found, list) or not found:
+        return text
+    are_messages = [
+        isinstance(each, dict) and "role" in each and "content" in each
+        for each in found
+    ]
+    return found if all(are_messages) else text
+
+
+def _is_learned(message: Mapping[str, Any], place: Source) -> bool:
+    """Return whether an answer is learned from, as its message says. Raises ConfigError for a weight between 0 and 1.
+
+    `place`: file and line of the row.
+    """
+    if message["role"] != "assistant":
+        return True
+    for key in _LEARNED_KEYS:
+        value = message.get(key)
+        if value is None:
+            continue
+        if not isinstance(value, bool | int | float) or value not in (0, 1):
+            raise bad_row("message-weight", f"{key}: {value!r}", place, name=key)
+        if not value:
+            return False
+    return True
 
 
 def _as_tools(value: Any) -> Sequence[Mapping[str, Any]] | None:

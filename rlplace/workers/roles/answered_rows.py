@@ -166,6 +166,8 @@ class AnsweredRows(Prompts):
             raise _no_answer("empty", messages)
         if messages[0].role == "assistant":
             raise _no_answer("first", messages)
+        if not any(each.is_learned for each in answers):
+            raise _no_answer("unlearned", messages)
         if any(each.images for each in messages):
             raise codes.config_error(
                 "bad-image", "env.kwargs", "images", error="unlearned"

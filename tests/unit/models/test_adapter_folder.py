@@ -24,6 +24,8 @@ PLAIN = {"peft_type": "LORA", "r": 4, "lora_alpha": 8, "target_modules": ["q_pro
         ({"use_dora": True}, "DoRA"),
         ({"modules_to_save": ["lm_head"]}, "whole modules beside"),
         ({"rank_pattern": {"q_proj": 2}}, "rank of their own"),
+        ({"init_lora_weights": "pissa_niter_16"}, "a changed base model"),
+        ({"init_lora_weights": "lora_ga"}, "a changed base model"),
     ],
     ids=str,
 )

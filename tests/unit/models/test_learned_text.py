@@ -127,3 +127,34 @@ def test_plain_text_is_the_prompt_the_answer_and_the_end(tmp_path: Path) -> None
     assert found.tokens[~found.mask].tolist() == conversation.first("1 + 2?").tolist()
     several = texts(tmp_path, conversation.learned(SEVERAL[1:]))
     assert several[1:3] == [("3", True), ("\nand 3?\n", False)]
+
+
+WRONG_FIRST = [
+    Message("user", "1 + 2?"),
+    Message("assistant", "4", is_learned=False),
+    Message("user", "sure?"),
+    Message("assistant", "3"),
+]
+
+
+@pytest.mark.parametrize("template", [CHAT, MARKED, END_OUTSIDE])
+def test_an_answer_that_is_not_to_be_learned_is_not(
+    tmp_path: Path, template: str
+) -> None:
+    found = chat(tmp_path, template).learned(WRONG_FIRST)
+    learned = [text for text, is_learned in texts(tmp_path, found) if is_learned]
+    assert learned == ["3<eos>"]
+    # The last answer: the row ends with the first one
+    turned = [*WRONG_FIRST[2:], *WRONG_FIRST[:2]]
+    found = chat(tmp_path, template).learned(turned)
+    assert texts(tmp_path, found)[-1] == ("3<eos>", True)
+    plain = PlainText(Tokenizer.load(tmp_path), system=None).learned(WRONG_FIRST)
+    assert [text for text, is_learned in texts(tmp_path, plain) if is_learned] == [
+        "3<eos>"
+    ]
+
+
+def test_marks_that_are_of_no_answer_cannot_be_left_out(tmp_path: Path) -> None:
+    marks_all = MARKED.replace("'assistant' %}{% gen", "'assistant' or true %}{% gen")
+    with pytest.raises(ConfigError, match="marks 4 parts, and the row has 2 answers"):
+        chat(tmp_path, marks_all).learned(WRONG_FIRST)

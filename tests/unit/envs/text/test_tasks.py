@@ -8,6 +8,7 @@ import shutil
 import subprocess
 from collections import Counter
 from collections.abc import Callable, Sequence
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from hypothesis import strategies as st
 
 from rlplace.envs.text import Image, Message, TextTask, Transcript
 from rlplace.envs.text.rewards import reasoning_score
+from rlplace.envs.text.right_answers import written_answers
 from rlplace.envs.text.rows import Epochs, Share, read_rows
 from rlplace.envs.text.tasks import (
     Arithmetic,
@@ -739,3 +741,70 @@ def test_a_weight_is_how_often(tmp_path: Path, weight: Any) -> None:
     one = str(write_rows(tmp_path / "one.json", ["a"]))
     with pytest.raises(ConfigError, match="no such weight"):
         PromptSet(seed=3, split="train", path={one: weight})
+
+
+@pytest.mark.parametrize("key", ["weight", "loss_mask", "loss", "train", "trainable"])
+def test_a_message_says_whether_it_is_learned(tmp_path: Path, key: str) -> None:
+    chat = [
+        {"role": "user", "content": "1 + 2?", key: 0},
+        {"role": "assistant", "content": "4", key: 0},
+        {"role": "assistant", "content": "3", key: 1},
+    ]
+    file = tmp_path / "rows.jsonl"
+    file.write_text(json.dumps({"prompt": chat}))
+    task = PromptSet(seed=0, split="train", path=str(file), answer=None)
+    found = [message.is_learned for message in task.episode(0).prompt]
+    assert found == [True, False, True]
+    chat[1][key] = 0.5
+    file.write_text(json.dumps({"prompt": chat}))
+    with pytest.raises(ConfigError, match=f"{key} that is neither 0 nor 1"):
+        PromptSet(seed=0, split="train", path=str(file), answer=None)
+
+
+def test_messages_as_a_json_text_are_messages(tmp_path: Path) -> None:
+    chat = [
+        {"role": "system", "content": "Be brief."},
+        {"role": "user", "content": "?"},
+    ]
+    file = tmp_path / "rows.jsonl"
+
+    def prompt(text: str) -> Any:
+        file.write_text(json.dumps({"prompt": text, "answer": "3"}))
+        return PromptSet(seed=0, split="train", path=str(file)).episode(0).prompt
+
+    assert [message.role for message in prompt(json.dumps(chat))] == ["system", "user"]
+    for text in (
+        '[{"name": "role"}]',
+        '["role"]',
+        '[{"role": 1}',
+        "[1, 2] has which role?",
+    ):
+        assert prompt(text) == text
+    with pytest.raises(ConfigError, match="written as a text"):
+        prompt(repr(chat))
+
+
+def test_right_answers_of_parquet_are_as_they_are_written(tmp_path: Path) -> None:
+    pyarrow = pytest.importorskip("pyarrow")
+    parquet = pytest.importorskip("pyarrow.parquet")
+    columns = {
+        "bytes": (pyarrow.array([b"5"]), ["5"]),
+        "decimal": (pyarrow.array([Decimal("5.00")]), ["5.00", "5"]),
+        "single": (pyarrow.array([0.1], pyarrow.float32()), ["0.1"]),
+        "half": (pyarrow.array([0.1], pyarrow.float16()), ["0.1"]),
+        "list": (
+            pyarrow.array([[0.1, 5.0]], pyarrow.list_(pyarrow.float32())),
+            ["0.1", "5.0", "5"],
+        ),
+        "double": (pyarrow.array([0.1 + 0.2]), ["0.30000000000000004"]),
+        "third": (pyarrow.array([1 / 3], pyarrow.float32()), ["0.33333334"]),
+    }
+    file = tmp_path / "rows.parquet"
+    for name, (column, expected) in columns.items():
+        parquet.write_table(pyarrow.table({"prompt": ["q"], "answer": column}), file)
+        facts = PromptSet(seed=0, split="train", path=str(file)).episode(0).facts()
+        assert written_answers(facts["answer"]) == expected, name
+    parquet.write_table(pyarrow.table({"prompt": ["q"], "answer": [b"\xff"]}), file)
+    facts = PromptSet(seed=0, split="train", path=str(file)).episode(0).facts()
+    with pytest.raises(ValueError, match="no text in UTF-8"):
+        written_answers(facts["answer"])

@@ -243,6 +243,7 @@ class AgentEpisode:
     """An episode with its running agent. When this object is garbage-collected, the agent gets no more answers.
 
     `unread_calls`: answers so far with a call of a tool that could not be read, which the agent got as text.
+    `unheeded`: options of requests so far that have no effect, name -> its values.
     """
 
     prompt: Prompt = ()
@@ -260,6 +261,7 @@ class AgentEpisode:
         self._parser = parser
         # Answers with a call of a tool that could not be read
         self.unread_calls = 0
+        self.unheeded: dict[str, list[Any]] = {}
         key = endpoint.open(self._line)
         weakref.finalize(self, endpoint.shut, key).atexit = False
         work = (agent, endpoint.url, key, dict(row))
@@ -347,6 +349,10 @@ class AgentEpisode:
             raise self._failed
         for answer, sampled in answers:
             waiting = self._due.popleft()
+            for name, value in waiting.asked.unheeded.items():
+                values = self.unheeded.setdefault(name, [])
+                if value not in values:
+                    values.append(value)
             choice = self._choice(waiting.asked, answer, sampled)
             self._said.append(_Said(waiting.asked, choice.message))
             waiting.choices.append(choice)

@@ -7,7 +7,8 @@
     JSON, or events of a stream ◀─────────────────── answer_of, events_of ──────────────────┘
 
 How answers are drawn is decided by the config of the run, so `temperature`, `max_tokens`, `stop` and the like have no
-effect. What would change the meaning of an answer and is not offered is refused.
+effect, and the run says which of them agents set. What would change the meaning of an answer and is not offered is
+refused.
 """
 
 from __future__ import annotations
@@ -28,6 +29,25 @@ Finish = Literal["stop", "length", "tool_calls"]
 _MOST_CHOICES = 128
 # Options of a request that would change the meaning of its answer
 _NOT_HERE = ("functions", "function_call", "audio", "web_search_options")
+# Options of a request that say how its answer is drawn, and have no effect
+_UNHEEDED = (
+    "temperature",
+    "top_p",
+    "top_k",
+    "min_p",
+    "max_tokens",
+    "max_completion_tokens",
+    "max_output_tokens",
+    "min_tokens",
+    "stop",
+    "presence_penalty",
+    "frequency_penalty",
+    "repetition_penalty",
+    "logit_bias",
+    "reasoning",
+    "reasoning_effort",
+    "chat_template_kwargs",
+)
 _ROLES = ("system", "developer", "user", "assistant", "tool")
 _LETTERS = string.ascii_letters + string.digits
 
@@ -40,7 +60,8 @@ class Asked:
     template shows. `calls`: whether the answer may have calls: there are tools, and the agent wants calls. `choices`:
     number of answers. `one_call`: whether only the first call of an answer is wanted. `logprobs`: whether those of the
     tokens are wanted. `ids`: whether the ids of tokens are wanted. `is_stream`: whether the answer is a stream of
-    events. `usage`: whether the stream tells the numbers of tokens at its end.
+    events. `usage`: whether the stream tells the numbers of tokens at its end. `unheeded`: options that have no effect,
+    by name.
     """
 
     prompt: Sequence[Message] | RawText
@@ -51,6 +72,7 @@ class Asked:
     ids: bool = False
     is_stream: bool = False
     usage: bool = False
+    unheeded: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
     @property
     def is_chat(self) -> bool:
@@ -161,7 +183,14 @@ def _options_of(asked: Mapping[str, Any]) -> dict[str, Any]:
         "ids": asked.get("return_token_ids") is True,
         "is_stream": asked.get("stream") is True,
         "usage": isinstance(options, dict) and options.get("include_usage") is True,
+        "unheeded": unheeded_in(asked),
     }
+
+
+def unheeded_in(asked: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the options of a request that have no effect: name -> value."""
+    given = {name: asked.get(name) for name in _UNHEEDED}
+    return {name: value for name, value in given.items() if value not in (None, [], {})}
 
 
 def chosen_tools(choice: object, given: object) -> Sequence[Mapping[str, Any]]:

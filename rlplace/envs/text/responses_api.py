@@ -20,6 +20,7 @@ from rlplace.envs.text.chat_api import (
     chosen_tools,
     message_of,
     object_in,
+    unheeded_in,
     with_names,
 )
 from rlplace.envs.text.contract import Message, ToolCall
@@ -61,6 +62,7 @@ def response_request(body: bytes) -> Asked:
         prompt=with_names(messages),
         tools=chosen_tools(asked.get("tool_choice"), tools),
         one_call=asked.get("parallel_tool_calls") is False,
+        unheeded=unheeded_in(asked),
     )
 
 

@@ -76,6 +76,8 @@ _GRADING_S = (
 )
 _QUICK_S = 0.001  # short wait: most replies are immediate
 _POLL_S = 0.5  # interval at which a wait for replies checks for cancellation
+# Options of requests of agents that limit the length of an answer
+_LIMITS_OF_ANSWERS = ("max_tokens", "max_completion_tokens", "max_output_tokens")
 # Offset between the number of a prompt and that of its replacement
 _OTHERS = 1 << 22
 
@@ -644,6 +646,8 @@ class Pass:
         self._refused = 0
         # Answers with calls of tools that could not be read
         self._unread = 0
+        # Options of requests of agents that have no effect
+        self._unheeded = set[str]()
         # sim: prompts, replies and their tokens; reward: rewards computed here, and waiting for the others
         self.watch = Stopwatch("sim", "reward", "wait", "put")
 
@@ -891,6 +895,13 @@ class Pass:
             "env.kwargs.tool_format names the form of calls"
         )
         notes = (note,) if self._unread else ()
+        if self._unheeded:
+            names = ", ".join(sorted(self._unheeded))
+            unheeded = (
+                f"requests of agents set {names} to other values than the config of the run, which alone decides how "
+                "answers are drawn: rollout.temperature, rollout.stop, algorithm.max_new_tokens, env.template"
+            )
+            notes = (*notes, unheeded)
         share = self._unread / max(1, self._answers)
         return {
             f"{component}/unread_calls": Metric(
@@ -900,6 +911,33 @@ class Pass:
             f"{component}/conversations": conversations,
             f"{component}/refused_agents": refused,
         }
+
+    def _without_effect(self, asked: Mapping[str, Sequence[object]]) -> set[str]:
+        """Return the names of the options that agents have set to other values than the config.
+
+        `asked`: options of requests that have no effect, name -> values.
+        """
+        config = self._worker.config.config
+        rollout = config.rollout
+        longest = config.algorithm.max_new_tokens
+        known: dict[str, object] = {
+            **dict.fromkeys(_LIMITS_OF_ANSWERS, longest),
+            "chat_template_kwargs": dict(config.env.template),
+        }
+        for name in ("temperature", "top_p", "top_k", "min_tokens"):
+            known[name] = getattr(rollout, name)
+        for name in ("presence_penalty", "frequency_penalty", "repetition_penalty"):
+            known[name] = getattr(rollout, name)
+        found = set[str]()
+        for name, values in asked.items():
+            for value in values:
+                texts = value if isinstance(value, list) else [value]
+                is_known = value == known.get(name)
+                if name == "stop":
+                    is_known = all(text in rollout.stop for text in texts)
+                if not is_known:
+                    found.add(name)
+        return found
 
     def _sampled(self, item: Completion, context: Tokens) -> Sampled:
         """Return an answer as the engine sampled it. `context`: the tokens that it follows."""
@@ -943,6 +981,9 @@ class Pass:
                 self._conversations += len(episode.tokens.conversations)
                 self._refused += reply.said is not None
                 self._unread += getattr(episode.dialogue, "unread_calls", 0)
+                self._unheeded |= self._without_effect(
+                    getattr(episode.dialogue, "unheeded", {})
+                )
         for place in over:
             episode = self._open[place]
             try:

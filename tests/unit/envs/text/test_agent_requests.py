@@ -188,6 +188,22 @@ def test_an_answer_that_is_cut_has_the_reason_length_with_calls_too(
     assert made.metrics["env/cut_answers"].value == 1.0
 
 
+def with_options(url: str, key: str, row: Mapping[str, Any]) -> float:
+    """As an agent of the ReAct form, which cuts an answer before the observation that it has made up."""
+    options = {"stop": ["Observation:"], "temperature": 1.0, "max_tokens": 7}
+    post(url, key, messages=[user("?")], **options, seed=3, top_p=None)
+    return 1.0
+
+
+def test_options_of_requests_without_effect_are_said(tmp_path: Path) -> None:
+    _, made = stage(tmp_path, with_options, scripted("3<eos>"))
+    (note,) = made.metrics["env/unread_calls"].notes
+    # The temperature is that of the run
+    assert note.startswith("requests of agents set max_tokens, stop to other values")
+    _, made = stage(tmp_path, one_call, scripted(TWO_CALLS, TWO_CALLS))
+    assert made.metrics["env/unread_calls"].notes == ()
+
+
 def one_call(url: str, key: str, row: Mapping[str, Any]) -> float:
     asked = {"messages": [user("?")], "tools": [ADD], "parallel_tool_calls": False}
     calls = post(url, key, **asked)["choices"][0]["message"]["tool_calls"]

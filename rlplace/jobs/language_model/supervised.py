@@ -36,6 +36,7 @@ from rlplace.jobs.language_model.rules import (
 )
 from rlplace.jobs.language_model.rules.case import PlacedTextJob, PlannedJob
 from rlplace.jobs.language_model.rules.machine import actor_problems
+from rlplace.jobs.language_model.rules.positions import position_problems
 from rlplace.jobs.language_model.staged import StagedTextJob
 from rlplace.jobs.notes import missing_problems
 from rlplace.metrics import CUT_ROWS
@@ -120,6 +121,8 @@ class SupervisedJob(StagedTextJob):
         case = PlannedJob(config=config, plan=plan_)
         yield from broken(parallel.ENV, case)
         yield from trained.problems(config)
+        components = plan_.placement.components
+        yield from position_problems(config, components, generates=False)
         yield from broken(parallel.RULES, case)
         yield from broken(experts.RULES, case)
         yield from broken(families.RULES, case)

@@ -4,7 +4,13 @@ from __future__ import annotations
 
 from rlplace.checks import names, partners, processes, waste
 from rlplace.checks.rule import Rule
-from rlplace.jobs.language_model.rules import batches, overlap, roles, trained
+from rlplace.jobs.language_model.rules import (
+    batches,
+    overlap,
+    roles,
+    trained,
+    without_effect,
+)
 from rlplace.jobs.language_model.rules.case import PlacedTextJob
 
 # Of jobs that run and of those that are planned only
@@ -28,4 +34,5 @@ WARNINGS: tuple[Rule[PlacedTextJob], ...] = (
     *waste.WARNINGS,
     *partners.WARNINGS,
     *trained.WARNINGS,
+    *without_effect.RULES,
 )

@@ -20,6 +20,7 @@ from rlplace.jobs.language_model.rules import (
     trained,
 )
 from rlplace.jobs.language_model.rules.case import PlannedJob
+from rlplace.jobs.language_model.rules.positions import position_problems
 from rlplace.jobs.notes import missing_problems
 from rlplace.placement.plan import Plan
 
@@ -33,6 +34,7 @@ def plan_problems(config: LanguageModelJobConfig, plan: Plan) -> Iterator[Proble
     yield from broken(parallel.ENV, case)
     yield from trained.problems(config)
     yield from scorers.problems(config, plan.placement.components)
+    yield from position_problems(config, plan.placement.components, generates=True)
     yield from broken(engines.OF_MODEL, engines.ServedModel.of(case))
     yield from broken(trained.SYNC, config)
     yield from broken(engines.PLANNED, case)

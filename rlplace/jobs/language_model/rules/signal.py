@@ -60,6 +60,22 @@ def _no_weight(config: LanguageModelJobConfig) -> Iterator[Found]:
         yield Found(key="env.rewards", got="weight: 0", error="no-weight")
 
 
+def _unreachable_penalty(config: LanguageModelJobConfig) -> Iterator[Found]:
+    """Yield a finding for each `length_penalty` that begins beyond the longest answers: it is 0 for every answer."""
+    algorithm = config.algorithm
+    # An episode has the sampled tokens of all its turns
+    most = min(config.env.max_turns * algorithm.max_new_tokens, algorithm.longest)
+    for number, reward in enumerate(config.env.rewards):
+        free = reward.kwargs.get("free_tokens")
+        if reward.name == "length_penalty" and isinstance(free, int) and free >= most:
+            yield Found(
+                key=f"env.rewards[{number}].kwargs.free_tokens",
+                got=f"free_tokens: {free}",
+                error="unreachable-penalty",
+                facts={"most": most, "free": most // 2},
+            )
+
+
 def _compared_by(config: LanguageModelJobConfig) -> Iterator[Found]:
     """Yield a finding if dynamic sampling compares by a reward that does not exist, or is not in use."""
     algorithm = config.algorithm
@@ -128,6 +144,7 @@ RULES: tuple[Rule[LanguageModelJobConfig], ...] = (
     Rule(code="learns-nothing", applies=compares_groups, facts=_one_answer),
     Rule(code="learns-nothing", applies=compares_groups, facts=_equal_answers),
     Rule(code="learns-nothing", facts=_no_weight),
+    Rule(code="learns-nothing", facts=_unreachable_penalty),
     Rule(code="bad-comparison", facts=_compared_by),
     Rule(code="teacher-misfit", applies=_distills, facts=_no_teacher),
     Rule(code="teacher-misfit", applies=_has_teacher, facts=_teaches_itself),

@@ -76,7 +76,8 @@ class LmSpec:
     checkpointing, which saves only the input of each block. `activation_offload`: keep these saved inputs in host
     memory. `gather_again`: free a block's gathered weights after its forward pass, and gather them again for its
     backward pass. `seed`: seed of the initial values of LoRA factors, and of a head that the folder lacks. `key`: the
-    config key that names the folder, for errors.
+    config key that names the folder, for errors. `chat`: whether the model is trained on chats, which its saved folder
+    then ends as the chat template does.
     """
 
     # Of transformers' format: config.json and safetensors
@@ -96,6 +97,8 @@ class LmSpec:
     seed: int = 0
     # Config key that names the folder, for error messages
     key: str = "actor.model.path"
+    # Whether the model is trained on chats
+    chat: bool = False
 
     @classmethod
     def of(
@@ -106,11 +109,12 @@ class LmSpec:
         *,
         job_folder: Path,
         own_folder: Path | None,
+        chat: bool = False,
     ) -> LmSpec:
         """Return the spec of the model that `component` trains.
 
         `trained`: the config block of the component. `own_folder`: folder of the component's own model; None: the model
-        is in `job_folder`. `seed`: seed of initial values.
+        is in `job_folder`. `seed`: seed of initial values. `chat`: whether it is trained on chats.
         """
         lora = None
         if trained.lora_rank is not None:
@@ -137,6 +141,7 @@ class LmSpec:
             lora=lora,
             seed=seed,
             key=f"{named_by}.model.path",
+            chat=chat and component == "actor",
         )
 
 

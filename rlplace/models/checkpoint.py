@@ -31,7 +31,7 @@ from torch import Tensor
 
 from rlplace.checkpoints import MODEL_FILE_BYTES
 from rlplace.codes import config_error
-from rlplace.errors import OutputError
+from rlplace.errors import ConfigError, OutputError
 from rlplace.json_text import read_object
 from rlplace.models.heads import INDEX, SINGLE, unread_weights
 
@@ -208,13 +208,15 @@ def write_model(
     weights: Iterable[tuple[str, Tensor]],
     *,
     config: Mapping[str, object] | None = None,
+    chat: bool = False,
     file_bytes: int = MODEL_FILE_BYTES,
 ) -> None:
     """Replace `folder` by a complete model folder. Raises OutputError; `folder` is then unchanged.
 
     `like`: the folder the model came from. Its files are copied, except files with weights. `weights`: (name in a
     checkpoint, whole weight). They are read one by one, and kept in memory until a file of `file_bytes` bytes is full.
-    `config`: entries of config.json that get new values; None: none.
+    `config`: entries of config.json that get new values; None: none. `chat`: whether the model was trained on chats;
+    then the token with which the chat template ends an answer ends answers in generation_config.json too.
     """
     part = folder.with_name(folder.name + ".part")
     try:
@@ -240,6 +242,8 @@ def write_model(
         # Final names, index and config.json
         changed = {"dtype": str(dtype).removeprefix("torch."), **(config or {})}
         _complete(part, stored, size, changed)
+        if chat:
+            _end_answers(part)
         # Swap the folders: the old one is kept until the new one has its name
         old = folder.with_name(folder.name + ".old")
         if folder.exists():
@@ -289,6 +293,30 @@ def _save(tensors: dict[str, Tensor], file: Path) -> None:
             raise
         code = int(number[1])
         raise OSError(code, os.strerror(code), str(file)) from error
+
+
+def _end_answers(folder: Path) -> None:
+    """Let the answers of a model end where its chat template ends them: a base model knows its end of text only.
+
+    Other programs stop at the ids of generation_config.json. `folder`: the model's folder, whose file is changed.
+    """
+    from rlplace.models.tokenizer import Tokenizer
+
+    try:
+        tokenizer = Tokenizer.load(folder)
+    # A folder without a tokenizer, as of a model that is used with another one's
+    except ConfigError:
+        return
+    known = list(tokenizer.stop_token_ids)
+    ids, _ = tokenizer.stops((), chat=True)
+    if len(ids) == len(known):
+        return
+    file = folder / "generation_config.json"
+    content: dict[str, object] = {}
+    if file.is_file():
+        content = read_object(file, "actor.model.path")
+    content["eos_token_id"] = list(ids)
+    file.write_text(json.dumps(content, indent=2), encoding="utf-8")
 
 
 def _complete(

@@ -31,7 +31,8 @@ def write_lm(
     with BUILDING:
         module = skeleton(kind, spec)
     weights = _lm_weights(SavedState(folder, average=average), spec, module)
-    write_model(out, spec.folder, weights, config=module.saved_config())
+    config = module.saved_config()
+    write_model(out, spec.folder, weights, config=config, chat=spec.chat)
 
 
 def lm_weights(folder: Path, spec: LmSpec, kind: type[PackedLm]) -> dict[str, Tensor]:

@@ -55,7 +55,14 @@ def _write(trained: Trained, request: ExportRequest) -> None:
         spec = LmSpec.of(config.critic, component, seed, job_folder=job, own_folder=own)
         write_lm(folder, request.out, spec, ValueLm, average=request.average)
     else:
-        spec = LmSpec.of(config.actor, component, seed, job_folder=job, own_folder=None)
+        spec = LmSpec.of(
+            config.actor,
+            component,
+            seed,
+            job_folder=job,
+            own_folder=None,
+            chat=config.env.chat,
+        )
         if request.adapter:
             assert spec.lora is not None, "it was checked"
             write_saved_adapter(

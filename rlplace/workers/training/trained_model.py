@@ -555,4 +555,5 @@ class TrainedLm(TrainedModel):
         return None
 
     def _write(self, path: Path, weights: Iterator[tuple[str, Tensor]]) -> None:
-        write_model(path, self.spec.folder, weights, config=self.module.saved_config())
+        config = self.module.saved_config()
+        write_model(path, self.spec.folder, weights, config=config, chat=self.spec.chat)

@@ -290,4 +290,5 @@ class TrainedWorker(JoinedWorker):
             seed,
             job_folder=job_folder,
             own_folder=own_folder,
+            chat=self.config.config.env.chat,
         )

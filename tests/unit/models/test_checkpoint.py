@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import runpy
+import shutil
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from unittest import mock
@@ -16,7 +17,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from rlplace.errors import OutputError
 from rlplace.models.checkpoint import Checkpoint, as_stored, write_model
-from tests.tiny_lm import tiny_model
+from tests.tiny_lm import END, tiny_model
 
 TINY_FILE = 100_000  # bytes: several files for a tiny model
 
@@ -95,6 +96,30 @@ def test_the_type_is_written_down(qwen: Path, tmp_path: Path) -> None:
         AutoModelForCausalLM.from_pretrained(tmp_path / "policy", dtype="auto").dtype
         == torch.bfloat16
     )
+
+
+TURNS = (
+    "{% for m in messages %}{{ m['role'] }}: {{ m['content'] }}<turn>{% endfor %}"
+    "{% if add_generation_prompt %}assistant: {% endif %}"
+)
+
+
+@pytest.mark.parametrize("chat", [True, False])
+def test_answers_of_a_base_model_end_where_its_template_ends_them(
+    qwen: Path, tmp_path: Path, chat: bool
+) -> None:
+    """As Qwen's base models: their answers end with the end of text, and the template writes <|im_end|>."""
+    base = shutil.copytree(qwen, tmp_path / "base")
+    (base / "chat_template.jinja").write_text(TURNS)
+    write_model(tmp_path / "policy", base, weights_of(qwen).items(), chat=chat)
+    model = AutoModelForCausalLM.from_pretrained(tmp_path / "policy")
+    turn = AutoTokenizer.from_pretrained(base).convert_tokens_to_ids("<turn>")
+    ids = model.generation_config.eos_token_id
+    assert ids == ([END, turn] if chat else END)
+    # Its own template ends answers with a token that is known
+    write_model(tmp_path / "same", qwen, weights_of(qwen).items(), chat=chat)
+    file = "generation_config.json"
+    assert (tmp_path / "same" / file).read_bytes() == (qwen / file).read_bytes()
 
 
 def test_a_failure_keeps_the_older_model(qwen: Path, tmp_path: Path) -> None:

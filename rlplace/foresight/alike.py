@@ -168,11 +168,14 @@ class Alike:
             (stage, tuple(sorted(row.items())))
             for stage, row in schedule.residency.items()
         )
-        spread = self._space.spread(layout).items()
+        spread = {
+            c: tuple(sorted(there.items()))
+            for c, there in self._space.spread(layout).items()
+        }
+        alone = self._have_room([*spread.values()]) and not layout.mode.shared
         ranks = tuple(
-            sorted(
-                (component, tuple(sorted(there.items()))) for component, there in spread
-            )
+            (c, sum(n for _, n in spread[c]) if alone else spread[c])
+            for c in sorted(spread)
         )
         active = tuple(
             (stage, tuple(components)) for stage, components in schedule.active.items()

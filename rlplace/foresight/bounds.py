@@ -40,6 +40,7 @@ class Bounds:
         model = model_of(config)
         self.stages: Stages = model.stages(config, plan, costs)
         self._sending = model.sending(config)
+        self._generating = model.generating
         topology = plan.topology
         inline = config.cluster.launcher == "inline"
         cores = int(costs.profile.machine.get("cores", 1))
@@ -66,7 +67,22 @@ class Bounds:
         stages = {s: self.of_stage(s, mode, options) for s in self.stages.names} | dict(
             known or {}
         )
-        return sum(stages.values()) + self._scoring(stages, mode, options)
+        ahead_s = 0.0
+        if self.stages.ahead is not None:
+            ahead_s = stages.pop(self.stages.ahead)
+        one_by_one_s = sum(stages.values()) + self._scoring(stages, mode, options)
+        return self._beside(one_by_one_s, ahead_s)
+
+    def _beside(self, others_s: float, ahead_s: float) -> float:
+        """Return a lower bound of the seconds of an iteration with a stage that may work ahead, beside all others.
+
+        `others_s`: lower bound of the seconds of all other stages, one after the other. `ahead_s`: that of the stage.
+
+        Runs of the stage do not overlap, and the work of an iteration ends after its own run of the stage. A run may
+        begin before its iteration, but only so many iterations before. So the last runs lie within the iterations that
+        a prediction counts.
+        """
+        return max(others_s, self.stages.ahead_share * ahead_s)
 
     def _scoring(
         self,
@@ -170,10 +186,27 @@ class Bounds:
             found.loads, found.chain_s, max(fullest_s, whole_s / self._nodes)
         )
 
+    def of_iteration(
+        self, schedule: Schedule, mode: Mode, sizes: Sizes, spread: Spread
+    ) -> float:
+        """Return a lower bound of the seconds of an iteration of one plan, with its moves.
+
+        All arguments are as for `of_stages`.
+        """
+        others_s = sum(self.of_stages(schedule, mode, sizes, spread))
+        ahead = self.stages.ahead
+        if ahead is None:
+            return others_s
+        generating = [c for c in self._generating if c in sizes]
+        loads, chain_s = self.stages.loads(ahead, generating, mode, sizes)
+        return self._beside(others_s, self._placed(loads, chain_s, spread))
+
     def of_stages(
         self, schedule: Schedule, mode: Mode, sizes: Sizes, spread: Spread
     ) -> list[float]:
         """Return a lower bound of the seconds of each stage of one plan. Moves (changes of residency) are included.
+
+        The work of a stage that runs ahead of all others is not included.
 
         `schedule`, `mode`: schedule and mode of the plan. `sizes`: component -> its size. `spread`: component -> node
         -> number of the component's ranks on the node.
@@ -191,9 +224,12 @@ class Bounds:
                 seconds += self._placed(
                     self._moved({}, alone, sizes, joins), 0.0, spread
                 )
-            loads, chain_s = self.stages.loads(
-                base_stage(stage), schedule.active[stage], mode, sizes
-            )
+            loads: Loads = {}
+            chain_s = 0.0
+            if base_stage(stage) != self.stages.ahead:
+                loads, chain_s = self.stages.loads(
+                    base_stage(stage), schedule.active[stage], mode, sizes
+                )
             if chain_s and stage == "rollout":
                 chain_s += sum(
                     self.stages.move(m, sizes["env"], joins=joins).longest_s

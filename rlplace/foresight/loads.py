@@ -98,11 +98,15 @@ class Stages(abc.ABC):
     """Computes lower bounds of the work in each stage of a job.
 
     `names`: names of the stages, without sub-stages. `scoring`: components that score samples, during rollout or in
-    infer.
+    infer. `ahead`: the stage that works ahead of all others and beside them; None: stages follow each other, or the
+    work of such a stage is not known. `ahead_share`: of the runs of this stage, for as many iterations as a prediction
+    counts, the share that lies within these iterations from begin to end.
     """
 
     names: tuple[str, ...]
     scoring: tuple[str, ...] = ()
+    ahead: str | None = None
+    ahead_share: float = 0.0
 
     def __init__(self, config: Any, costs: Costs) -> None:
         self._config = config

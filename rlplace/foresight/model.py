@@ -28,6 +28,10 @@ if TYPE_CHECKING:
     from rlplace.foresight.space import Space
 
 
+# Iterations of a prediction. The first one differs, because everything starts offloaded
+_ITERATIONS = 3
+
+
 class StageBound(abc.ABC):
     """A lower bound of the seconds of one stage, found by simulating the stage for some sizes.
 
@@ -272,6 +276,16 @@ def model_of(config: Any) -> PerformanceModel:
     from rlplace.foresight.measured import MeasuredModel
 
     return MeasuredModel()
+
+
+def counted_iterations(config: Any, ahead: int) -> range:
+    """Return the indexes of the iterations whose seconds a prediction counts, at least one of each kind.
+
+    `ahead`: number of versions that generation may be ahead of learning. So many more iterations come before the
+    counted ones, and so many more are counted.
+    """
+    rounds = 1 + model_of(config).kinds_of_iterations(config)
+    return range(1 + ahead, max(_ITERATIONS, rounds) + 2 * ahead)
 
 
 def sizes_of(components: Sequence[str], sizes: Sizes) -> tuple[Size, ...]:

@@ -16,15 +16,13 @@ from rlplace.execution.memory_monitor import MemoryMonitor
 from rlplace.execution.overlap import loop_of
 from rlplace.foresight.collector import paused_collector
 from rlplace.foresight.costs import Costs
-from rlplace.foresight.model import model_of
+from rlplace.foresight.model import counted_iterations, model_of
 from rlplace.foresight.profile import Profile
 from rlplace.foresight.ranks import Site, make_groups
 from rlplace.foresight.scaling import Scaling
 from rlplace.placement.memory.ledger import MemoryCase
 from rlplace.placement.plan import Plan
 from rlplace.report.calls import IterationCalls
-
-_ITERATIONS = 3  # the first differs, because everything starts offloaded
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -154,7 +152,8 @@ def _predict_stages(
         return stage in omitted
 
     loop.omits = omits
-    for index in range(_rounds(config, plan)):
+    counted = counted_iterations(config, plan.schedule.needs.ahead)
+    for index in range(counted.stop):
         loop.iteration(index)
     site.world.close()
     return _stages_of(loop.log.iterations, stages), costs
@@ -172,23 +171,18 @@ def _stages_of(
     return {stage: statistics.fmean(each) for stage, each in seconds.items()}
 
 
-def _rounds(config: Any, plan: Plan) -> int:
-    """Return the number of iterations that a prediction runs: the first, and at least one of each kind."""
-    rounds = 1 + model_of(config).kinds_of_iterations(config)
-    return max(_ITERATIONS, rounds) + 2 * plan.schedule.needs.ahead
-
-
 def _opened(
     config: Any, plan: Plan, case: MemoryCase, costs: Costs
 ) -> tuple[Site, Loop]:
     ahead = plan.schedule.needs.ahead
+    counted = counted_iterations(config, ahead)
     return open_loop(
         config,
         plan,
         case,
         costs,
         cores=int(costs.profile.machine.get("cores", 1)),
-        iterations=_rounds(config, plan) + ahead + 1,
+        iterations=counted.stop + ahead + 1,
     )
 
 
@@ -200,10 +194,10 @@ def _predict(config: Any, plan: Plan, case: MemoryCase, costs: Costs) -> Predict
 def _simulated(config: Any, plan: Plan, case: MemoryCase, costs: Costs) -> Prediction:
     cores = int(costs.profile.machine.get("cores", 1))
     site, loop = _opened(config, plan, case, costs)
-    count = _rounds(config, plan)
-    iterations = [loop.iteration(index) for index in range(count)]
+    counted = counted_iterations(config, plan.schedule.needs.ahead)
+    iterations = [loop.iteration(index) for index in range(counted.stop)]
     site.world.close()
-    found = iterations[1 + plan.schedule.needs.ahead :]
+    found = iterations[counted.start :]
     names = dict.fromkeys(name for numbers in found for name in numbers)
     return Prediction(
         numbers={

@@ -235,12 +235,12 @@ class Search:
         `schedule`: layout and schedule of the plan. `keys`: the plan's stage keys, from `Search.keys`.
         """
         if not all(key in self._least for key in keys):
-            found = self.bounds.of_stages(
-                schedule, layout.mode, layout.sizes, self.space.spread(layout)
-            )
-            self._least.update(
-                zip(keys, [sum(found)] if schedule.needs.ahead else found, strict=True)
-            )
+            plan = schedule, layout.mode, layout.sizes, self.space.spread(layout)
+            if schedule.needs.ahead:
+                found = [self.bounds.of_iteration(*plan)]
+            else:
+                found = self.bounds.of_stages(*plan)
+            self._least.update(zip(keys, found, strict=True))
         stages = [self._least[key] for key in keys]
         if schedule.needs.ahead:
             return tuple(stages)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 
 import pytest
@@ -18,6 +19,7 @@ from rlplace.foresight.bounds import Bounds
 from rlplace.foresight.costs import Costs
 from rlplace.foresight.loads import Mode, Size
 from rlplace.foresight.predict import predict
+from rlplace.foresight.profile import Curve, Point, Profile
 from rlplace.foresight.search import Search
 from rlplace.foresight.space import Layout, Space
 from rlplace.placement.plan import Plan
@@ -95,6 +97,7 @@ RLHF = ("rlhf_tiny", *TEXT, "cluster.accelerators_per_node=4")
         ((*GRPO, "rollout.engine=transformers"), 15),
         (GRPO, 10),
         ((*GRPO, "algorithm.max_staleness=1", *APART), 10),
+        ((*GRPO, "algorithm.max_staleness=2", *APART), 10),
         ((*RLHF, "algorithm.short_rounds=2"), 3),
         (RLHF, 8),
         pytest.param((*RLHF, "cluster.num_nodes=2"), 200, marks=pytest.mark.slow),
@@ -116,10 +119,8 @@ def test_no_prediction_of_a_job_with_text_is_below_its_bound(
         bounds = Bounds(config, plan, Costs(profile))
         found = predict(config, plan, memory_case(plan, config), profile)
         assert not found.costs.missing
-        bound = sum(
-            bounds.of_stages(
-                plan.schedule, layout.mode, layout.sizes, space.spread(layout)
-            )
+        bound = bounds.of_iteration(
+            plan.schedule, layout.mode, layout.sizes, space.spread(layout)
         )
         assert 0.0 < bound <= found.seconds * (1 + 1e-9), (
             layout,
@@ -140,6 +141,73 @@ def test_no_prediction_of_a_job_with_text_is_below_its_bound(
         ) * (1 + 1e-9)
 
 
+def steady_profile(rng: random.Random, components: Sequence[str]) -> Profile:
+    """Make costs of a node with many processors and fast messages, and long answers."""
+    profile = random_text_profile(rng, components)
+    step_s = 10 ** rng.uniform(-3.0, -2.0)
+    fast = ("_call", "env.run/sim", "env.run/put", "_weights/rest")
+
+    def curve(*points: tuple[float, float]) -> Curve:
+        return Curve(
+            points=tuple(
+                Point(size=size, laps=1, cpu_s=s, least_cpu_s=s, blocked_s=0.0)
+                for size, s in points
+            ),
+            on=profile.costs["rollout.generate/decode"].on,
+        )
+
+    costs = {
+        name: curve((0.0, 1e-6)) if name.endswith(fast) else known
+        for name, known in profile.costs.items()
+    }
+    grows = rng.uniform(1.0, 8.0)
+    costs["rollout.generate/decode"] = curve((1, step_s), (32, grows * step_s))
+    read_s = rng.uniform(0.3, 3.0) * step_s
+    costs["rollout.generate/prefill"] = curve((4, read_s), (64, 2 * read_s))
+    answers = tuple(float(rng.randint(100, 250)) for _ in range(9))
+    samples = {**profile.samples, "rollout.answer_tokens": answers}
+    return dataclasses.replace(
+        profile, machine={"cores": 64}, costs=costs, samples=samples
+    )
+
+
+@pytest.mark.parametrize("ahead", [0, 1, 2])
+@pytest.mark.parametrize("engine", ["vllm", "transformers"])
+def test_engines_that_take_all_requests_at_once_are_not_below_their_bound(
+    ahead: int, engine: str
+) -> None:
+    rng = random.Random(f"{ahead} {engine}")
+    steady = 0
+    for _ in range(3):
+        words = (
+            f"algorithm.max_staleness={ahead}",
+            f"algorithm.prompts={rng.randint(4, 8)}",
+            f"algorithm.samples_per_prompt={rng.choice([2, 4])}",
+            "algorithm.max_new_tokens=256",
+            "runner.eval_every=0",
+            f"rollout.engine={engine}",
+            *APART,
+        )
+        (composed,) = compose.with_hydra(["--config-name", "hybrid_grpo_llm", *words])
+        job = prepare_composed(composed)
+        space = Space(job.config, job.plan)
+        drawn = partial(random_text_layout, rng, space)
+        for layout, config, plan in random_plans(space, 2, drawn):
+            profile = steady_profile(rng, plan.placement.components)
+            bounds = Bounds(config, plan, Costs(profile))
+            others = dataclasses.replace(profile, machine={"cores": 1})
+            crowded = Bounds(config, plan, Costs(others))
+            one = {c: (size,) for c, size in layout.sizes.items()}
+            bound_s = bounds.of_stage("rollout", layout.mode, one)
+            steady += bound_s > crowded.of_stage("rollout", layout.mode, one) * 1.01
+            case = memory_case(plan, config)
+            seconds = predict(config, plan, case, profile).seconds
+            where = plan.schedule, layout.mode, layout.sizes, space.spread(layout)
+            assert bounds.of_iteration(*where) <= seconds * (1 + 1e-9)
+            assert bounds.of_sizes(layout.mode, one) <= seconds * (1 + 1e-9)
+    assert steady >= 3
+
+
 @pytest.mark.parametrize(
     ("words", "tries"),
     [
@@ -156,6 +224,16 @@ def test_no_prediction_of_a_job_with_text_is_below_its_bound(
             30,
         ),
         (("hybrid_ppo", "algorithm.rollout_steps=2", "env.total_num_envs=48"), 60),
+        (
+            (
+                *GRPO,
+                "algorithm.max_staleness=1",
+                *APART,
+                "cluster.num_nodes=2",
+                "cluster.accelerators_per_node=2",
+            ),
+            25,
+        ),
         pytest.param(
             (*RLHF, "cluster.accelerators_per_node=2"), 1500, marks=pytest.mark.slow
         ),

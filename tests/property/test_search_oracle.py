@@ -349,13 +349,30 @@ def test_a_reward_that_begins_while_answers_are_generated_makes_another_plan() -
         )
 
 
+AHEAD = (
+    "cluster.component_placement.actor=0-1",
+    "cluster.component_placement.rollout=2-3",
+)
+
+
 @pytest.mark.parametrize(
-    ("objective", "many"),
-    [("seconds", 1), ("accelerator_seconds", 10**9)],
-    ids=["as a whole", "message by message"],
+    ("objective", "many", "more"),
+    [
+        ("seconds", 1, ()),
+        ("accelerator_seconds", 10**9, ()),
+        ("seconds", 1, ("algorithm.max_staleness=1", *AHEAD)),
+        pytest.param(
+            *("seconds", 10**9, ("algorithm.max_staleness=2", *AHEAD)),
+            marks=pytest.mark.slow,
+        ),
+    ],
+    ids=["as a whole", "message by message", "one ahead", "two ahead"],
 )
 def test_on_published_rates_the_best_plan_is_that_of_all_configs(
-    objective: str, many: int, monkeypatch: pytest.MonkeyPatch
+    objective: str,
+    many: int,
+    more: Sequence[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(whole, "MANY", many)
     monkeypatch.setattr(ranks, "MANY", many)
@@ -367,6 +384,7 @@ def test_on_published_rates_the_best_plan_is_that_of_all_configs(
         "algorithm.max_new_tokens=64",
         "runner.eval_every=0",
         "profile=published",
+        *more,
     )
     (composed,) = compose.with_hydra(words)
     instance = Instance(job=prepare_composed(composed), each=4, nodes=1, fixed=["env"])

@@ -337,7 +337,7 @@ def test_the_least_that_learning_takes_counts_a_prompt_once_for_its_answers(
     drawn = {"env.prompt_tokens": (40.0,), "rollout.answer_tokens": (8.0, 9.0, 12.0)}
     cost, one = "actor.learn/micro_batch", {"actor.learn/micro_batch": 100.0}
     costs = Costs(profile_of(one, sizes={cost: 100.0}, samples=drawn))
-    stages = TextStages(job.config, costs, {"actor": 1})
+    stages = TextStages(job.config, costs, {"actor": 1}, range(1, 3))
     least = stages._passes(cost, 256, 1, steps=32 // batch, whole=False)
     for sizes in stages._wholes(read_again(job.config)["actor"]):
         steps = pack_steps(

@@ -36,7 +36,6 @@ from rlplace.jobs.language_model.memory import read_again
 from rlplace.jobs.language_model.performance.learners import pack
 from rlplace.jobs.language_model.performance.lengths import (
     Lengths,
-    Request,
     sizes_of,
 )
 from rlplace.placement.flow import block_edges
@@ -44,19 +43,13 @@ from rlplace.placement.language.spec import role_of
 from rlplace.placement.schedule import FROZEN
 from rlplace.workers.arguments import SCORERS, asked_of
 
-# Iterations of a prediction that are counted, if nothing is generated ahead
-_INDEXES = (
-    1,
-    2,
-)
-
 
 class _Drawn(NamedTuple):
     """Token counts of an iteration. Each field is the minimum over the iterations from which bounds are computed.
 
     `answers`: generated tokens of all answers. `tokens`: tokens of all samples, including prompts. `together`: tokens
     of all samples if each group computes its prompt once. `longest`: tokens of the longest answer. `shortest`: tokens
-    of the shortest sample.
+    of the shortest sample. `shortest_answer`: tokens of the shortest answer.
     """
 
     answers: int
@@ -64,6 +57,7 @@ class _Drawn(NamedTuple):
     together: int
     longest: int
     shortest: int
+    shortest_answer: int
 
 
 class _Passes(NamedTuple):
@@ -89,27 +83,42 @@ class _Passes(NamedTuple):
 class TextStages(Stages):
     """Lower bounds of the work in each stage of a language-model job.
 
-    If generation runs ahead of learning, the rollout stage has no bound.
+    If engines on lent accelerators help with generation ahead of learning, the rollout stage has no bound.
     """
 
     _config: LanguageModelJobConfig
 
     def __init__(
-        self, config: LanguageModelJobConfig, costs: Costs, together: Mapping[str, int]
+        self,
+        config: LanguageModelJobConfig,
+        costs: Costs,
+        together: Mapping[str, int],
+        counted: range,
+        *,
+        lent: bool = False,
+        undisturbed: int | None = None,
     ) -> None:
         """Prepare the bounds.
 
         `together`: component -> number of ranks that process the same samples (tensor and context parallelism).
+        `counted`: the iterations that a prediction counts. `lent`: whether engines are on lent accelerators.
+        `undisturbed`: the most ranks of all components together, if each has a processor of its own in every plan;
+        None: ranks may wait for processors.
         """
         super().__init__(config, costs)
         self._together, self._again = together, read_again(config)
-        ahead = config.algorithm.max_staleness > 0
-        self.names = (
-            ("sync", "infer", "learn")
-            if ahead
-            else ("sync", "rollout", "infer", "learn")
-        )
-        self._ahead = ahead
+        ahead = config.algorithm.max_staleness
+        self._ahead = ahead > 0
+        self._counted = counted
+        self._undisturbed = undisturbed
+        # The iterations of which the generation lies within the counted ones, from begin to end
+        self._generated = counted[ahead:]
+        self.names = ("sync", "rollout", "infer", "learn")
+        if ahead and lent:
+            self.names = ("sync", "infer", "learn")
+        elif ahead:
+            self.ahead = "rollout"
+            self.ahead_share = len(self._generated) / len(counted)
         self._algorithm = config.algorithm
         self._groups = config.algorithm.prompts or 1
         self._samples = self._groups * config.algorithm.samples_per_prompt
@@ -143,7 +152,7 @@ class TextStages(Stages):
                     [self._of("actor.push_weights/rest")] * sizes["actor"].ranks,
                 )
             }, 0.0
-        if self._ahead and stage == "rollout":
+        if stage == "rollout" and stage not in self.names:
             return {}, 0.0
         loads = {c: self._one(stage, c, sizes[c]) for c in active}
         both = stage == "rollout" and {"env", "rollout"} <= {*active}
@@ -240,7 +249,7 @@ class TextStages(Stages):
         several = self._config.env.max_turns > 1
         if several:
             return ()
-        return [self._sizes(samples, again) for samples in self._lengths]
+        return [self._sizes(self._lengths[at], again) for at in self._counted]
 
     def _sizes(
         self, samples: Sequence[tuple[int, int]], again: float | None
@@ -252,32 +261,25 @@ class TextStages(Stages):
         return sizes_of(((g[0][0], [*map(sum, g)]) for g in groups), again=again)
 
     @functools.cached_property
-    def _lengths(self) -> Sequence[Sequence[tuple[int, int]]]:
-        """Return (prompt tokens, tokens of the first answer) of each sample, for each iteration used for bounds.
+    def _lengths(self) -> Mapping[int, Sequence[tuple[int, int]]]:
+        """Return counted iteration -> (prompt tokens, tokens of the first answer) of each sample.
 
         The samples of a group follow each other.
         """
         lengths = Lengths(self._config, self._costs)
-        each = self._algorithm.samples_per_prompt
-        return [
-            [
-                (
-                    prompt,
-                    lengths.answer(
-                        Request(index, index, 0, group, 0, each, 0, prompt), sample
-                    ),
-                )
-                for group in range(self._groups)
-                for prompt in (lengths.prompt(index, group),)
-                for sample in range(each)
+        return {
+            index: [
+                (group.prompt, answer)
+                for group, answers in lengths.groups(index)
+                for answer in answers
             ]
-            for index in _INDEXES
-        ]
+            for index in self._counted
+        }
 
     @functools.lru_cache(maxsize=64)  # noqa: B019  it lives as long as a search
     def _drawn(self, again: float | None = None) -> _Drawn:
         found = []
-        for samples in self._lengths:
+        for samples in self._lengths.values():
             answers = [answer for _, answer in samples]
             sizes = self._sizes(samples, again)
             # Cut at whole groups
@@ -289,6 +291,7 @@ class TextStages(Stages):
                     sum(map(sizes.size, units)),
                     max(answers),
                     min(sizes.tokens),
+                    min(answers),
                 )
             )
         return _Drawn(*(min(values) for values in zip(*found, strict=True)))
@@ -296,10 +299,8 @@ class TextStages(Stages):
     @functools.cached_property
     def _read(self) -> Cost:
         """Return the cost of the prefill of all prompts of an iteration, one prompt after the other."""
-        prompts = (
-            prompt
-            for prompt, _ in self._lengths[0][:: self._algorithm.samples_per_prompt]
-        )
+        first = self._lengths[self._counted.start]
+        prompts = (prompt for prompt, _ in first[:: self._algorithm.samples_per_prompt])
         return Cost(0.0).plus(
             *(self._of("rollout.generate/prefill", prompt) for prompt in prompts)
         )
@@ -350,7 +351,8 @@ class TextStages(Stages):
         )
         judged_s = of(run + "wait") + of(run + "sim") + 2 * of(run + "reward")
         over_s = of(run + "rest")
-        for samples in self._lengths:
+        for index in self._generated:
+            samples = self._lengths[index]
             longest_s = 0.0
             for first, stop in itertools.pairwise(block_edges(self._groups, envs)):
                 ends = [
@@ -380,16 +382,7 @@ class TextStages(Stages):
         decode = self._least("rollout.generate/decode", 1, at_once)
         if self._config.rollout.engine != "vllm":
             return decode
-        return least_of(
-            [
-                decode,
-                self._least(
-                    "rollout.generate/prefill",
-                    1,
-                    max(2, self._config.rollout.step_tokens),
-                ),
-            ]
-        )
+        return least_of([decode, self._reading])
 
     def _generate(self, ranks: int) -> Cost:
         """Return the cost of one of `ranks` engines that generates an even share of the answers.
@@ -397,24 +390,107 @@ class TextStages(Stages):
         At least one engine has this cost or a higher one.
         """
         generate = "rollout.generate/"
-        block = self._config.rollout
         at_once = self._at_once(ranks)
         decode = self._decode(at_once)
         token = self._least(generate + "decode", 1, at_once, each=True)
         drawn = self._drawn()
-        read = Cost(0.0)
+        # The first token of an answer comes with its prompt.
+        tokens = drawn.answers - self._samples
         steps = drawn.longest - 1
-        if block.engine == "vllm":
-            reading = self._least(generate + "prefill", 1, max(2, block.step_tokens))
-            token = least_of([token, reading.times(1.0 / at_once)])
+        if self._config.rollout.engine == "vllm":
+            work = least_of(
+                [
+                    token.times(max(0, tokens - reading * at_once)).plus(
+                        self._reading.times(reading)
+                    )
+                    for reading in (0, self._most_reading)
+                ]
+            )
         else:
-            read = self._read.times(1.0 / ranks)
-        decoded = token.times((drawn.answers - self._samples) / ranks)
-        work = decoded.plus(read)
-        longest_s = max(work.seconds, steps * decode.seconds)
+            work = token.times(tokens).plus(self._read)
+        work = work.times(1.0 / ranks)
+        longest_s = max(
+            work.seconds, steps * decode.seconds, self._taken_at_once(ranks)
+        )
         return Cost(work.cpu_s, longest_s - work.cpu_s).plus(
             self._of(generate + "rest")
         )
+
+    @functools.cached_property
+    def _reading(self) -> Cost:
+        """Return the least cost of a vLLM step that processes prompts, which decodes the answers in flight as well."""
+        most = max(2, self._config.rollout.step_tokens)
+        return self._least("rollout.generate/prefill", 1, most)
+
+    @property
+    def _most_reading(self) -> int:
+        """The most vLLM steps that process prompts, of all engines together: each of them begins an answer."""
+        return self._samples * self._config.env.max_turns
+
+    def _taken_at_once(self, ranks: int) -> float:
+        """Return the least mean seconds of `ranks` engines, if they take all requests before the first answer ends.
+
+        An engine then has no more groups than it has room for at once, and decodes at least as often as the longest
+        answer of its groups has tokens. Over all engines, the sum of these longest answers is least if groups with long
+        answers are together. Return 0 if an engine may take further requests later.
+        """
+        each = self._algorithm.samples_per_prompt
+        room = min(-(-self._samples // ranks), self._config.rollout.step_sequences)
+        groups = -(-room // each)
+        if groups * ranks < self._groups or not self._soon_taken(ranks):
+            return 0.0
+        at_once = self._at_once(ranks)
+        name = "rollout.generate/decode"
+        inner = (size for size in self._costs.sizes(name) if size < at_once)
+        sizes = [0.0, 1e-6, 1.0, at_once, *inner]
+        step_s, token_s = _line_below(
+            sizes, [self._of(name, size).seconds for size in sizes]
+        )
+        steps = statistics.fmean(
+            sum(longest - 1 for longest in self._longest[index][::groups])
+            for index in self._generated
+        )
+        tokens = self._drawn().answers - self._samples
+        seconds = step_s * steps + token_s * tokens
+        if self._config.rollout.engine == "vllm":
+            # Instead of a decoding step
+            saved_s = step_s + token_s * at_once - self._reading.seconds
+            seconds -= max(0.0, saved_s) * self._most_reading
+        return max(0.0, seconds) / ranks
+
+    def _soon_taken(self, ranks: int) -> bool:
+        """Return whether `ranks` engines certainly begin, and env sends all requests, before the first answer may end.
+
+        That is so if each rank has a processor of its own, and the driver can send and take all messages meanwhile. A
+        rank has at most two calls at the same time.
+        """
+        if self._undisturbed is None or self._config.env.max_turns > 1:
+            return False
+        call_s = self._of(f"driver/{self._config.cluster.launcher}_call").seconds
+        asked = self._of("env.run/sim").plus(self._of("env.run/put"))
+        weights = [
+            self._of(name)
+            for name in ("actor.push_weights/rest", "rollout.pull_weights/rest")
+        ]
+        begun_s = 4 * self._undisturbed * call_s
+        begun_s += sum(cost.seconds for cost in weights)
+        begun_s += self._around("env").seconds + self._around("rollout").seconds
+        begun_s += self._groups * asked.seconds
+        step_s = self._decode(self._at_once(ranks)).seconds
+        return begun_s < (self._drawn().shortest_answer - 1) * step_s
+
+    @functools.cached_property
+    def _longest(self) -> Mapping[int, Sequence[int]]:
+        """Return counted iteration -> tokens of the longest answer of each group, the longest first."""
+        each = self._algorithm.samples_per_prompt
+        found = {}
+        for index, samples in self._lengths.items():
+            answers = [answer for _, answer in samples]
+            groups = (
+                answers[first : first + each] for first in range(0, len(answers), each)
+            )
+            found[index] = sorted(map(max, groups), reverse=True)
+        return found
 
     def _passes(
         self,
@@ -457,12 +533,7 @@ class TextStages(Stages):
         number = max(steps, tokens / most)
         seconds = list[float]()
         for values in ([c.cpu_s for c in costs], [c.seconds for c in costs]):
-            base = min(values)
-            slope = min(
-                (value - base) / size
-                for size, value in zip(sizes, values, strict=True)
-                if size >= 1.0
-            )
+            base, slope = _line_below(sizes, values)
             seconds.append(number * base + slope * tokens)
         return _Passes(ranks, max(seconds), seconds[0] * ranks)
 
@@ -560,3 +631,14 @@ class TextStages(Stages):
         block = self._config.block_of(component)
         assert isinstance(block, TrainedConfig), "it learns"
         return block.token_budget
+
+
+def _line_below(sizes: Sequence[float], values: Sequence[float]) -> tuple[float, float]:
+    """Return intercept and slope of a line that is below all `values` of sizes from 1 on, one value for each size."""
+    base = min(values)
+    slope = min(
+        (value - base) / size
+        for size, value in zip(sizes, values, strict=True)
+        if size >= 1.0
+    )
+    return base, slope

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -15,7 +16,11 @@ from rlplace.config.model_folder import text_keys
 from rlplace.foresight.costs import Costs
 from rlplace.foresight.known import PUBLISHED
 from rlplace.foresight.loads import Mode, Size, Stages
-from rlplace.foresight.model import PerformanceModel, StageBound
+from rlplace.foresight.model import (
+    PerformanceModel,
+    StageBound,
+    counted_iterations,
+)
 from rlplace.foresight.profile import Profile
 from rlplace.foresight.ranks import Rank, Site
 from rlplace.foresight.space import Space
@@ -115,7 +120,14 @@ class LanguageModelPerformance(PerformanceModel):
     ) -> Stages:
         placement = plan.placement
         together = {c: placement.spec(c).parallel.ranks for c in placement.components}
-        return TextStages(config, costs, together)
+        return TextStages(
+            config,
+            costs,
+            together,
+            counted_iterations(config, plan.needs.ahead),
+            lent=bool(plan.needs.lent),
+            undisturbed=_undisturbed(config, plan, costs),
+        )
 
     def stage_bound(self, space: Space, profile: Profile) -> StageBound | None:
         bound = Generation(space, profile)
@@ -169,6 +181,34 @@ class LanguageModelPerformance(PerformanceModel):
             versions = counted(ahead, "version")
             samples = f"up to {versions} older than what learns from them"
         yield f"{STALENESS} {ahead} changes what is learned: samples are {samples}"
+
+
+def _undisturbed(
+    config: LanguageModelJobConfig, plan: Plan, costs: Costs
+) -> int | None:
+    """Return the most ranks that a plan of a search can have, if each has a processor of its own in all these plans.
+
+    Return None if ranks may have to share processors. `plan`: any plan of the search.
+    """
+    if config.cluster.launcher == "inline":
+        return None
+    topology = plan.topology
+    each = max(node.accelerators for node in topology.nodes)
+    # One more for the driver
+    on_node = 1
+    ranks = 0
+    for component in plan.placement.components:
+        now = Counter(plan.placement.locations(component).node)
+        most = max(now.values())
+        every = sum(now.values())
+        if plan.placement.accelerators(component):
+            most = max(most, each)
+            every = max(every, topology.num_accelerators)
+        on_node += most
+        ranks += every
+    if on_node > int(costs.profile.machine.get("cores", 1)):
+        return None
+    return ranks
 
 
 def _budgets(config: LanguageModelJobConfig, now: int) -> list[int]:

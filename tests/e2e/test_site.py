@@ -13,7 +13,10 @@ from pathlib import Path
 
 import pytest
 
+from scripts import site_sources
+
 ROOT = Path(__file__).parents[2]
+ADDRESS = "https://example.org/owner/name"
 
 # What readers type -> the page or the entry that the first hit leads to.
 ANSWERS = {
@@ -75,8 +78,13 @@ ANSWERS = {
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Build the site as `scripts/site` does, with the address of a repository."""
+    """Return the site that `scripts/site` has built of these sources; build it in the same way if there is none."""
     pytest.importorskip("material", reason="the site needs the extra `docs`")
+    built_before = ROOT / "site"
+    told = built_before / site_sources.LEFT_IN
+    sources = site_sources.sum_of_sources(ADDRESS)
+    if told.is_file() and told.read_text(encoding="utf-8").strip() == sources:
+        return built_before
     folder = tmp_path_factory.mktemp("site")
     built = subprocess.run(
         [sys.executable, "-m", "mkdocs", "build", "--strict", "-d", str(folder)],
@@ -85,7 +93,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
             **os.environ,
             "PYTHONPATH": str(ROOT),
             "NO_MKDOCS_2_WARNING": "1",
-            "SITE_REPOSITORY": "https://example.org/owner/name",
+            site_sources.ADDRESS: ADDRESS,
         },
         capture_output=True,
         text=True,
@@ -147,7 +155,7 @@ def test_a_page_leads_to_its_neighbours_its_source_and_its_other_language(
     assert '<link rel="prev"' in html
     assert '<link rel="next"' in html
     assert f"rlplace {__version__}" in html
-    assert f'href="https://example.org/owner/name/edit/main/docs/{page}.md"' in html
+    assert f'href="{ADDRESS}/edit/main/docs/{page}.md"' in html
     other = "../zh/placement/" if page == "placement" else "../../placement/"
     assert f'href="{other}" hreflang="' in html
 
@@ -155,7 +163,7 @@ def test_a_page_leads_to_its_neighbours_its_source_and_its_other_language(
 def test_pages_from_outside_docs_are_edited_where_they_are(site: Path) -> None:
     home = (site / "index.html").read_text(encoding="utf-8")
     made = (site / "reference" / "config" / "index.html").read_text(encoding="utf-8")
-    assert 'href="https://example.org/owner/name/edit/main/README.md"' in home
+    assert f'href="{ADDRESS}/edit/main/README.md"' in home
     assert 'rel="edit"' not in made
 
 

@@ -45,7 +45,7 @@ HANDLERS: dict[signal.Signals, Any] = {
 _UNFREEZE = gc.unfreeze
 
 hypothesis.settings.register_profile("shared-machine", deadline=None)
-hypothesis.settings.register_profile("short", deadline=None, max_examples=40)
+hypothesis.settings.register_profile("short", deadline=None, max_examples=25)
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -235,7 +235,6 @@ def test_a_stage_holds_at_least_what_its_entry_ends_with_and_every_ledger_render
             assert all(hold.size_bytes > 0 for hold in loads[stage].holds)
 
 
-@settings(max_examples=50)
 @given(cases(), st.sampled_from(Knob), st.none() | st.sampled_from(COMPONENTS))
 def test_what_is_solved_for_fits(
     case: MemoryCase, knob: Knob, component: str | None
@@ -254,7 +253,7 @@ def test_what_is_solved_for_fits(
         assert solution is None or solution.case.ledger().fits
 
 
-@settings(max_examples=15)
+@settings(max_examples=settings().max_examples // 3)  # each tries many remedies
 @given(cases())
 def test_remedies_do_what_they_say(case: MemoryCase) -> None:
     for remedy in find_remedies(case):

@@ -56,7 +56,26 @@ class ContinuousActions:
     high: tuple[float, ...]
 
 
-Actions = DiscreteActions | MultiDiscreteActions | ContinuousActions
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class DenoisedActions:
+    """An action space in which a policy makes each action from noise, in several steps.
+
+    An action of the policy is a float32 array of shape `shape`, a chain: the noise, and then the result of each step.
+    The simulator takes the last result. `shape`: [1 + steps, *shape of the simulator's action]. `low`, `high`: bounds
+    for each element of the simulator's flattened action.
+    """
+
+    shape: tuple[int, ...]
+    low: tuple[float, ...]
+    high: tuple[float, ...]
+
+    @property
+    def taken(self) -> ContinuousActions:
+        """The action space of the simulator."""
+        return ContinuousActions(shape=self.shape[1:], low=self.low, high=self.high)
+
+
+Actions = DiscreteActions | MultiDiscreteActions | ContinuousActions | DenoisedActions
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -212,11 +231,40 @@ class Spaces:
                 first=taken.first * chunk,
             )
         else:
+            assert isinstance(taken, ContinuousActions), "a chain has chunks already"
             shape = (chunk, *taken.shape)
             actions = ContinuousActions(
                 shape=shape, low=taken.low * chunk, high=taken.high * chunk
             )
         return dataclasses.replace(self, actions=actions, chunk=chunk)
+
+    def denoised(self, steps: int) -> Spaces:
+        """Return the spaces for a policy that makes continuous actions from noise in `steps` steps.
+
+        If the actions are not continuous, the spaces stay as they are.
+        """
+        taken = self.actions
+        if not isinstance(taken, ContinuousActions):
+            return self
+        shape = (1 + steps, *taken.shape)
+        actions = DenoisedActions(shape=shape, low=taken.low, high=taken.high)
+        return dataclasses.replace(self, actions=actions)
+
+    @property
+    def taken_actions(self) -> Actions:
+        """The actions that the simulator takes, or chunks of them."""
+        if isinstance(self.actions, DenoisedActions):
+            return self.actions.taken
+        return self.actions
+
+    def taken_of(self, actions: NDArray[Any]) -> NDArray[Any]:
+        """Return the actions that the simulator takes, [..., *A]. `actions`: as the policy made them."""
+        if not isinstance(self.actions, DenoisedActions):
+            return actions
+        # The last of each chain
+        axis = actions.ndim - len(self.actions.shape)
+        last: NDArray[Any] = actions.take(-1, axis)
+        return last
 
     @property
     def texts(self) -> tuple[Part, ...]:

@@ -712,7 +712,10 @@ def spaces_of_job(config: SimulatorJobConfig) -> Spaces:
             narrow=narrow,
         )
     chunk = config.rollout.action_chunk
-    return spaces.remembering(model.remembered).chunked(chunk)
+    spaces = spaces.remembering(model.remembered).chunked(chunk)
+    if isinstance(model, VlaConfig) and model.head == "flow":
+        return spaces.denoised(model.denoising_steps)
+    return spaces
 
 
 def row_seeds(

@@ -28,7 +28,7 @@ from rlplace.config.blocks.policies import (
 from rlplace.config.blocks.training import ActorConfig, AlgorithmConfig
 from rlplace.envs import contract
 from rlplace.errors import ConfigError
-from rlplace.models.mlp import noise_shape
+from rlplace.models.mlp import output_size
 from rlplace.models.networks import NetworkPolicy
 from rlplace.models.policy_networks import build_policy
 
@@ -38,6 +38,7 @@ _KINDS = (
     contract.DiscreteActions,
     contract.MultiDiscreteActions,
     contract.ContinuousActions,
+    contract.DenoisedActions,
 )
 # Fields of a problem that the planner gets back
 _TOLD = ("code", "key", "what", "got", "why", "fix")
@@ -118,13 +119,16 @@ def _traced(policy: NetworkPolicy, spaces: contract.Spaces) -> tuple[int, int]:
         (_SAMPLES, *spaces.observation_shape),
         dtype=getattr(torch, spaces.observation_dtype),
     )
-    memory: tuple[Tensor, ...] = ()
+    beside: tuple[Tensor, ...] = ()
     if spaces.memory:
         begins = torch.zeros(_SAMPLES, 1, dtype=torch.bool)
-        memory = (torch.zeros(1, spaces.memory), begins)
+        beside = (torch.zeros(1, spaces.memory), begins)
+    elif isinstance(spaces.actions, contract.DenoisedActions):
+        chains = torch.zeros(_SAMPLES, math.prod(spaces.actions.shape))
+        beside = policy.beside(zeros, chains)
     with saved_tensors_hooks(pack, lambda tensor: tensor), _Largest() as seen:
-        returned = policy.network(policy.inputs(zeros), *memory)
-    _check(returned, math.prod(noise_shape(spaces.actions)), spaces.memory)
+        returned = policy.network(policy.inputs(zeros), *beside)
+    _check(returned, output_size(spaces.actions), spaces.memory)
     # Elements of 4 bytes, each storage once
     saved_bytes = 0
     for at, tensor in kept.items():

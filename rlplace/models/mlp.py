@@ -21,10 +21,12 @@ from rlplace.config.blocks.policies import MlpConfig
 from rlplace.envs.contract import (
     Actions,
     ContinuousActions,
+    DenoisedActions,
     DiscreteActions,
     MultiDiscreteActions,
     Spaces,
 )
+from rlplace.models.flow import DenoisedOutput
 
 ACTIVATIONS: dict[str, type[nn.Module]] = {
     "tanh": nn.Tanh,
@@ -71,7 +73,7 @@ class MultiDiscreteOutput(NamedTuple):
     values: Tensor  # [N] float32
 
 
-PolicyOutput = DiscreteOutput | MultiDiscreteOutput | ContinuousOutput
+PolicyOutput = DiscreteOutput | MultiDiscreteOutput | ContinuousOutput | DenoisedOutput
 
 
 class ObservationNormalizer(nn.Module):
@@ -223,6 +225,14 @@ def noise_shape(actions: Actions) -> tuple[int, ...]:
     return actions.shape
 
 
+def output_size(actions: Actions) -> int:
+    """Return the number of outputs of a network that decides on actions: K."""
+    if isinstance(actions, DenoisedActions):
+        # A velocity for each step of a chain: none for the first noise
+        return math.prod(actions.shape) - math.prod(actions.taken.shape)
+    return math.prod(noise_shape(actions))
+
+
 def output_of(
     actions: Actions,
     outputs: Tensor,
@@ -238,6 +248,7 @@ def output_of(
         return DiscreteOutput(outputs, values)
     if isinstance(actions, MultiDiscreteActions):
         return MultiDiscreteOutput(outputs, actions, values)
+    assert isinstance(actions, ContinuousActions), "chains have their own output"
     assert log_std is not None, "continuous actions have a deviation"
     return ContinuousOutput(
         outputs.view(-1, *actions.shape),
@@ -252,8 +263,11 @@ def sample(output: PolicyOutput, noise: Tensor) -> tuple[Tensor, Tensor]:
     Discrete actions are int64, [N] or [N, *shape of an action]; continuous actions are float32, [N, *shape of an
     action]. `output`: the distributions to draw from. `noise`: for choices [N, all logits], uniform in [0, 1); for
     continuous actions in the shape of the actions, standard normal. Choices are drawn by the Gumbel-max trick: the
-    argmax of logits plus Gumbel noise is a draw from the softmax (Maddison et al. 2014, arXiv:1411.0030).
+    argmax of logits plus Gumbel noise is a draw from the softmax (Maddison et al. 2014, arXiv:1411.0030). Actions made
+    from noise are chains, which hold the noise and the result of each step.
     """
+    if isinstance(output, DenoisedOutput):
+        return output.sample(noise)
     if isinstance(output, DiscreteOutput | MultiDiscreteOutput):
         # Away from 0 and 1, where the logarithms are infinite
         smallest = torch.finfo(torch.float32).tiny
@@ -272,7 +286,8 @@ def mode(output: PolicyOutput) -> Tensor:
     """Return the most probable action of each of the N distributions in `output`.
 
     Discrete actions are int64, [N] or [N, *shape of an action]; continuous actions are float32, [N, *shape of an
-    action].
+    action]. An action made from noise is the result of the flow without further noise, from the most probable first
+    noise; it is the action alone, without its chain.
     """
     if isinstance(output, MultiDiscreteOutput):
         chosen = []
@@ -281,6 +296,8 @@ def mode(output: PolicyOutput) -> Tensor:
         return torch.stack(chosen, dim=-1).view(-1, *output.actions.shape)
     if isinstance(output, DiscreteOutput):
         return output.logits.argmax(dim=-1)
+    if isinstance(output, DenoisedOutput):
+        return output.greedy()
     return output.means
 
 
@@ -298,6 +315,8 @@ def logprob(output: PolicyOutput, actions: Tensor) -> Tensor:
         index = actions.flatten(1) + firsts
         logprobs = choice_logprobs(output.logits, output.actions)
         return logprobs.gather(-1, index).sum(dim=-1)
+    if isinstance(output, DenoisedOutput):
+        return output.logprob(actions)
     # Normal density: -0.5 z^2 - log std - 0.5 log(2 pi) for each element
     z = (actions - output.means) * torch.exp(-output.log_std)
     size = output.log_std.numel()

@@ -22,7 +22,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Mapping
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -32,18 +32,21 @@ from rlplace.config.blocks.policies import CnnConfig, ModuleConfig
 from rlplace.envs.contract import (
     Actions,
     ContinuousActions,
+    DenoisedActions,
     Spaces,
     channels_last,
     image_size,
 )
 from rlplace.errors import ConfigError
 from rlplace.models.custom_module import find_module, not_a_module
+from rlplace.models.flow import DenoisedOutput, Velocity, noise_schedule
 from rlplace.models.mlp import (
     ObservationNormalizer,
     PolicyOutput,
     initialise,
     noise_shape,
     output_of,
+    output_size,
 )
 
 Observed = Tensor | Mapping[str, Tensor]
@@ -170,9 +173,18 @@ class NetworkPolicy(nn.Module):
 
         The network is not called, because not every network accepts an empty batch.
         """
-        elements = math.prod(noise_shape(self.actions))
-        outputs = torch.zeros((0, elements), device=observations.device)
+        shape = (0, output_size(self.actions))
+        outputs = torch.zeros(shape, device=observations.device)
         return outputs, outputs.sum(dim=1)
+
+    def beside(self, observations: Tensor, actions: Tensor) -> tuple[Tensor, ...]:
+        """Return what the network takes beside observations when it learns: here, the memory, if there is one.
+
+        `actions`: what was done at the N observations, [N, elements].
+        """
+        if self.remembered:
+            return (self.memory(observations),)
+        return ()
 
     def numbers(self, observations: Tensor) -> Tensor:
         """Return the numbers that the simulator shows in N observations, [N, numbers] float32, not normalised.
@@ -210,6 +222,44 @@ class NetworkPolicy(nn.Module):
         return observations
 
 
+class FlowPolicy(NetworkPolicy):
+    """A policy that makes continuous actions from noise, by flow matching.
+
+    Its network has two ways to be called::
+
+        decide(observations) -> velocity(x [N, E], step) -> [N, E], and values [N]
+        forward(observations, chains [N, (1 + k) * E]) -> velocities at all x but the last [N, k * E], and values [N]
+
+    Letters: N observations, k steps, E elements of an action or of a chunk of actions.
+    """
+
+    def __init__(
+        self, spaces: Spaces, network: nn.Module, *, normalize: bool, noise_level: float
+    ) -> None:
+        super().__init__(spaces, network, normalize=normalize, initial_log_std=0.0)
+        assert isinstance(spaces.actions, DenoisedActions)
+        self._shape = spaces.actions.shape
+        self.schedule = noise_schedule(self._shape[0] - 1, noise_level)
+
+    def decide(self, observations: Tensor) -> tuple[DenoisedOutput, Tensor]:
+        """Return velocities and values for N observations, and a memory without elements."""
+        velocity: Velocity = _no_velocity
+        _, values = self.nothing(observations)
+        if len(observations):
+            network: Any = self.network
+            velocity, values = network.decide(self.inputs(observations))
+        output = DenoisedOutput(velocity, self.schedule, values, self._shape)
+        return output, self.memory(observations)
+
+    def beside(self, observations: Tensor, actions: Tensor) -> tuple[Tensor, ...]:
+        return (actions,)
+
+
+def _no_velocity(points: Tensor, step: int) -> Tensor:
+    """Return the velocities for an empty batch of points."""
+    return points
+
+
 class NetworkPass:
     """Forward and backward passes of a network by autograd.
 
@@ -238,10 +288,12 @@ class NetworkPass:
         self._gradients = {name: gradients[prefix + name] for name in self._leaves}
         self._found: tuple[Tensor, ...] = ()
 
-    def forward(self, observations: Tensor | Sequences) -> tuple[Tensor, Tensor]:
+    def forward(
+        self, observations: Tensor | Sequences, actions: Tensor
+    ) -> tuple[Tensor, Tensor]:
         """Return outputs [N, K] and values [N] in float32, for N observations or for the N learned steps of sequences.
 
-        K is the number of outputs for one observation.
+        K is the number of outputs for one observation. `actions`: what was done, [N, elements].
         """
         self._found = ()
         given = observations
@@ -253,11 +305,9 @@ class NetworkPass:
         if isinstance(observations, Sequences):
             self._found = self._unrolled(observations)
         else:
-            memory = []
-            if self._policy.remembered:
-                memory.append(self._policy.memory(observations))
+            beside = self._policy.beside(observations, actions)
             with torch.enable_grad():
-                self._found = self._call(observations, *memory)[:2]
+                self._found = self._call(observations, *beside)[:2]
         outputs, values = (each.detach().float() for each in self._found)
         return outputs, values
 
@@ -289,14 +339,14 @@ class NetworkPass:
                 values = values[given.learned]
         return outputs, values
 
-    def _call(self, observations: Tensor, *memory: Tensor) -> tuple[Tensor, ...]:
+    def _call(self, observations: Tensor, *beside: Tensor) -> tuple[Tensor, ...]:
         """Call the network with the flat weights, in their dtype, and return what it returns.
 
-        `observations`: N observations, [N, *shape of an observation]. `memory`: the memory and, for sequences, the mask
-        of steps with which episodes begin; no arguments for a policy without memory.
+        `observations`: N observations, [N, *shape of an observation]. `beside`: the result of the policy's `beside`
+        and, for sequences, the mask of steps with which episodes begin.
         """
         dtype = next(iter(self._leaves.values())).dtype
-        given = (self._policy.inputs(observations, dtype), *memory)
+        given = (self._policy.inputs(observations, dtype), *beside)
         found: tuple[Tensor, ...] = torch.func.functional_call(
             self._policy.network,
             self._leaves,

@@ -19,8 +19,9 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from rlplace.envs.contract import MultiDiscreteActions
+from rlplace.models.flow import NoiseSchedule
 from rlplace.models.mlp import HALF_LOG_2PI, ActorCritic, choice_logprobs, first_logits
-from rlplace.models.networks import NetworkPass, NetworkPolicy, Sequences
+from rlplace.models.networks import FlowPolicy, NetworkPass, NetworkPolicy, Sequences
 
 _ATEN = torch.ops.aten
 
@@ -194,25 +195,33 @@ class Passes:
         else:
             self._network = NetworkPass(module, of, to)
         self._actions = module.actions
+        self._schedule: NoiseSchedule | None = None
+        if isinstance(module, FlowPolicy):
+            self._schedule = module.schedule
         self._log_std = of.get("log_std")
         self._log_std_gradient = to.get("log_std")
 
-    def forward(self, observations: Tensor | Sequences) -> tuple[Tensor, Tensor]:
+    def forward(
+        self, observations: Tensor | Sequences, actions: Tensor
+    ) -> tuple[Tensor, Tensor]:
         """Return outputs [N, K] and values [N] in float32, for N observations, with K outputs of the policy.
 
-        `observations`: the result of the policy's `prepared`, or sequences for a policy with memory.
+        `observations`: the result of the policy's `prepared`, or sequences for a policy with memory. `actions`: what
+        was done at the N observations, as for the method `actions`. Only a policy by flow matching reads them.
         """
         if isinstance(self._network, NetworkPass):
-            return self._network.forward(observations)
+            return self._network.forward(observations, actions)
         assert isinstance(observations, Tensor), "an MLP has no memory"
         return self._network.forward(observations)
 
     def actions(self, outputs: Tensor, actions: Tensor) -> ChosenActions:
         """Return log-probabilities and entropies of given actions, with their backward pass.
 
-        `outputs` [N, K]: the outputs of the last `forward`. `actions`: choices [N, 1] or [N, elements], or numbers [N,
-        K].
+        `outputs` [N, K]: the outputs of the last `forward`. `actions`: choices [N, 1] or [N, elements], numbers [N, K],
+        or chains of numbers [N, (1 + steps) * elements].
         """
+        if self._schedule is not None:
+            return _Chains(outputs, self._schedule, actions)
         if isinstance(self._actions, MultiDiscreteActions):
             return _ManyChoices(outputs, actions, self._actions)
         if self._log_std is None:
@@ -342,4 +351,36 @@ class _Numbers:
         return z.mul_(self._inverse).mul_(column), log_std
 
 
-ChosenActions = _Choices | _Numbers
+class _Chains:
+    """Log-densities and entropies of actions that were made from noise in k steps, with the backward pass.
+
+    The entropies do not depend on the policy.
+    """
+
+    def __init__(
+        self, velocities: Tensor, schedule: NoiseSchedule, chains: Tensor
+    ) -> None:
+        """`velocities` [N, k * E]: those at all x but the last. `chains` [N, (1 + k) * E]."""
+        steps = schedule.steps
+        elements = velocities.shape[1] // steps
+        self._schedule = schedule
+        self._normalised = schedule.normalised(
+            velocities.view(-1, steps, elements), chains.view(-1, 1 + steps, elements)
+        )
+        self.logprobs = schedule.logprob(self._normalised)  # [N]
+        self.entropies = torch.full_like(self.logprobs, schedule.entropy(elements))
+
+    def backward(
+        self,
+        gradients: Tensor,
+        entropy_gradient: float,
+    ) -> tuple[Tensor, Tensor]:
+        """Return the gradient of the loss with respect to the velocities [N, k * E]. The second tensor is not used.
+
+        `gradients` [N]: gradients of the loss with respect to log-probabilities. `entropy_gradient`: has no effect.
+        """
+        slopes = self._schedule.velocity_slopes(self._normalised)
+        return (gradients[:, None, None] * slopes).flatten(1), gradients
+
+
+ChosenActions = _Choices | _Numbers | _Chains

@@ -24,6 +24,7 @@ from rlplace.envs.contract import (
 )
 from rlplace.envs.registry import spaces_of_job
 from rlplace.models.exported import ExportedPolicy
+from rlplace.models.flow import DenoisedOutput
 from rlplace.models.given_observations import given_observations
 from rlplace.models.mlp import PolicyOutput, mode, noise_shape, sample
 from rlplace.models.networks import NetworkPolicy
@@ -63,11 +64,13 @@ class Policy(ExportedPolicy):
         self._memory = torch.zeros((0, network.remembered))
         self._generator = torch.Generator().manual_seed(seed)
         # Bounds of continuous actions
-        self._bounded = isinstance(spaces.actions, ContinuousActions)
-        if isinstance(spaces.actions, ContinuousActions):
-            shape = spaces.actions.shape
-            self.register_buffer("low", torch.tensor(spaces.actions.low).view(shape))
-            self.register_buffer("high", torch.tensor(spaces.actions.high).view(shape))
+        taken = spaces.taken_actions
+        self._bounded = isinstance(taken, ContinuousActions)
+        if isinstance(taken, ContinuousActions):
+            low = torch.tensor(taken.low).view(taken.shape)
+            high = torch.tensor(taken.high).view(taken.shape)
+            self.register_buffer("low", low)
+            self.register_buffer("high", high)
         # The network counts choices from 0
         first = _first_choices(spaces)
         self._shifted = first is not None
@@ -154,6 +157,9 @@ class Policy(ExportedPolicy):
         draw = torch.randn if self._bounded else torch.rand
         noise = draw(size, generator=self._generator)
         actions, _ = sample(output, noise)
+        if isinstance(output, DenoisedOutput):
+            # The simulator takes the last of each chain
+            actions = actions[:, -1]
         return self._within(actions)
 
     def _as_shown(self, actions: Tensor) -> Tensor:

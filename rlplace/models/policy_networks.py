@@ -22,6 +22,7 @@ from rlplace.models import BUILDING
 from rlplace.models.mlp import ActorCritic, initialise, sample
 from rlplace.models.mlp_decision import MlpDecisions
 from rlplace.models.networks import (
+    FlowPolicy,
     ImageEncoder,
     ImageNetwork,
     NetworkPolicy,
@@ -32,6 +33,7 @@ from rlplace.models.transformer import ChunkTransformer
 from rlplace.models.vla_folder import is_openvla
 
 if TYPE_CHECKING:
+    from rlplace.models.flow_vla import FlowVla
     from rlplace.models.openvla import OpenVla
     from rlplace.models.vla import Vla
 
@@ -74,7 +76,11 @@ def build_policy(
     if isinstance(network, ImageNetwork | RecurrentNetwork | ChunkTransformer):
         network.initialise(generator)
     elif isinstance(model, VlaConfig):
-        cast("Vla | OpenVla", network).initialise(generator)
+        cast("Vla | OpenVla | FlowVla", network).initialise(generator)
+    if isinstance(model, VlaConfig) and model.head == "flow":
+        return FlowPolicy(
+            spaces, network, normalize=normalize, noise_level=model.noise_level
+        )
     return NetworkPolicy(
         spaces,
         network,
@@ -98,6 +104,10 @@ def _network(spaces: Spaces, model: PolicyConfig) -> nn.Module:
             from rlplace.models.openvla import OpenVla
 
             return OpenVla(spaces, model)
+        if model.head == "flow":
+            from rlplace.models.flow_vla import FlowVla
+
+            return FlowVla(spaces, model)
         from rlplace.models.vla import Vla
 
         return Vla(spaces, model)

@@ -74,17 +74,14 @@ class Vla(nn.Module):
         actions = spaces.actions
         assert isinstance(actions, DiscreteActions | MultiDiscreteActions)
         self._bins = (actions.n,) if isinstance(actions.n, int) else actions.n
-        model = _model(spaces, self._entries, config)
+        model = vision_language_model(spaces, self._entries, config)
         embedding = model.text_model.get_input_embeddings()
-        self._texts: _Texts | None = None
+        self._texts: Texts | None = None
         if self._entries.instruction is not None:
-            self._texts = _Texts(config, embedding.num_embeddings)
+            self._texts = Texts(config, embedding.num_embeddings)
         self.vision = model.vision_model
         self.connector = model.connector
         self.decoder = model.text_model
-        vision = model.config.vision_config
-        self._side = vision.image_size
-        self._patches = vision.image_size // vision.patch_size
         width = model.config.text_config.hidden_size
         # One token for all numbers
         numbers = sum(part.size for part in self._entries.state)
@@ -108,7 +105,8 @@ class Vla(nn.Module):
         """Return outputs [N, K] and values [N] for N observations."""
         by_name = entries_of(observations)
         dtype = self.queries.dtype
-        tokens = [self._seen(by_name[self._entries.image.name], dtype)]
+        images = by_name[self._entries.image.name]
+        tokens = [image_tokens(self.vision, self.connector, images, dtype)]
         rows = len(tokens[0])
         masks = [tokens[0].new_ones(rows, tokens[0].shape[1], dtype=torch.bool)]
         if self._entries.instruction is not None and self._texts is not None:
@@ -137,24 +135,29 @@ class Vla(nn.Module):
         outputs = [logits[:, element, :bins] for element, bins in enumerate(self._bins)]
         return torch.cat(outputs, dim=1), self.value(answers[:, -1])[:, 0]
 
-    def _seen(self, images: Tensor, dtype: torch.dtype) -> Tensor:
-        """Return the tokens of N images, [N, tokens of an image, W]. Pixels are scaled to -1 to 1."""
-        pixels = as_channels_first(scaled_pixels(images, dtype))
-        side = self._side
-        if pixels.shape[-2:] != (side, side):
-            pixels = functional.interpolate(
-                pixels, (side, side), mode="bilinear", antialias=True
-            )
-        patches = (len(pixels), self._patches, self._patches)
-        mask = torch.ones(patches, dtype=torch.bool, device=pixels.device)
-        states = self.vision(
-            pixel_values=2 * pixels - 1, patch_attention_mask=mask
-        ).last_hidden_state
-        tokens: Tensor = self.connector(states)
-        return tokens
+
+def image_tokens(
+    vision: Any, connector: nn.Module, images: Tensor, dtype: torch.dtype
+) -> Tensor:
+    """Return the tokens of N images, [N, tokens of an image, W]. Pixels are scaled to -1 to 1."""
+    pixels = as_channels_first(scaled_pixels(images, dtype))
+    side = vision.config.image_size
+    if pixels.shape[-2:] != (side, side):
+        pixels = functional.interpolate(
+            pixels, (side, side), mode="bilinear", antialias=True
+        )
+    each_way = side // vision.config.patch_size
+    mask = torch.ones(
+        (len(pixels), each_way, each_way), dtype=torch.bool, device=pixels.device
+    )
+    states = vision(
+        pixel_values=2 * pixels - 1, patch_attention_mask=mask
+    ).last_hidden_state
+    tokens: Tensor = connector(states)
+    return tokens
 
 
-class _Texts:
+class Texts:
     """Turns instructions, N texts as bytes [N, S], into token ids. All have the length `instruction_tokens`.
 
     `vocabulary`: the number of tokens that the model has.
@@ -204,7 +207,9 @@ class _Texts:
         return [self._words[word] for word in words_of(sentence)]
 
 
-def _model(spaces: Spaces, entries: VlaEntries, config: VlaConfig) -> Any:
+def vision_language_model(
+    spaces: Spaces, entries: VlaEntries, config: VlaConfig
+) -> Any:
     """Return the vision-language model, without its head over tokens: that of a folder, or a small one from scratch."""
     if config.path is not None:
         return _stored(config.path)

@@ -13,6 +13,7 @@ from rlplace.config.yaml_text import show
 from rlplace.envs.contract import (
     Actions,
     ContinuousActions,
+    DenoisedActions,
     DiscreteActions,
     MultiDiscreteActions,
     Part,
@@ -88,7 +89,10 @@ def check_vla(spaces: Spaces, config: VlaConfig, env: SimulatorEnvConfig) -> Non
     if is_openvla(config.path):
         _check_openvla(spaces, entries, config, env)
         return
-    _check_actions(spaces.actions, env)
+    if config.head == "flow":
+        _check_flow(spaces.actions, config)
+    else:
+        _check_actions(spaces.actions, env)
     if config.path is None:
         _check_sizes(config, max(sides))
         if entries.instruction is not None and not config.words:
@@ -158,6 +162,7 @@ def _check_actions(actions: Actions, env: SimulatorEnvConfig) -> None:
             kind=env.kind,
             wrappers=_with_bins(env),
         )
+    assert isinstance(actions, DiscreteActions | MultiDiscreteActions)
     counts = (actions.n,) if isinstance(actions, DiscreteActions) else actions.n
     in_bins = any(wrapper.name == _BINS for wrapper in env.wrappers)
     if in_bins and min(counts) < 2:
@@ -179,12 +184,36 @@ def _check_actions(actions: Actions, env: SimulatorEnvConfig) -> None:
         )
 
 
+def _check_flow(actions: Actions, config: VlaConfig) -> None:
+    """Raise ConfigError unless the policy can make the actions from noise."""
+    if not isinstance(actions, DenoisedActions):
+        raise config_error(
+            "model-misfit",
+            f"{_MODEL}.head",
+            "flow",
+            error="flow-choices",
+            counts=getattr(actions, "n", None),
+        )
+    if config.expert_width % 2:
+        raise config_error(
+            "model-misfit",
+            f"{_MODEL}.expert_width",
+            f"{config.expert_width}",
+            error="odd-expert",
+            above=config.expert_width + 1,
+        )
+
+
 def _check_openvla(
     spaces: Spaces, entries: VlaEntries, config: VlaConfig, env: SimulatorEnvConfig
 ) -> None:
     """Raise ConfigError unless a checkpoint of OpenVLA gets what it reads, and its tokens mean actions of its robot."""
     assert config.path is not None
     folder = openvla_folder(Path(config.path))
+    if config.head == "flow":
+        raise config_error(
+            "model-misfit", f"{_MODEL}.head", "flow", error="flow-openvla"
+        )
     if entries.instruction is None:
         raise config_error(
             "model-misfit",

@@ -98,6 +98,16 @@ def check_folder(config: VlaConfig) -> None:
             kind=kind,
             families=" or ".join((*FAMILIES, OPENVLA)),
         )
+    text = shape.get("text_config", {})
+    decoder = text.get("model_type", "llama")
+    if config.head == "flow" and kind != OPENVLA and decoder != "llama":
+        raise config_error(
+            "model-misfit",
+            "actor.model.head",
+            "flow",
+            error="flow-decoder",
+            kind=decoder,
+        )
     reason = unread_weights(folder)
     if reason is not None:
         error = "unread-openvla" if kind == OPENVLA else "unread"

@@ -23,6 +23,7 @@ from rlplace.envs.contract import (
     Spaces,
 )
 from rlplace.models.describe_policy import describe
+from rlplace.models.flow import DenoisedOutput
 from rlplace.models.mlp import (
     DiscreteOutput,
     MultiDiscreteOutput,
@@ -56,6 +57,7 @@ VLA = {
     "layers": 1,
     "patch": 2,
 }
+FLOW = {**VLA, "head": "flow", "denoising_steps": 3, "expert_width": 10}
 VECTOR, PIXELS = (
     {"observation_shape": (4,)},
     {"observation_shape": (40, 36, 3), "observation_dtype": "uint8"},
@@ -152,6 +154,11 @@ CASES = {
     ),
     "transformer of one": Case(TRANSFORMER, Spaces(actions=SWITCHES, **STACK)),
     "vla": Case(VLA, Spaces(actions=SWITCHES, **INSTRUCTED)),
+    "vla by flow matching": Case(FLOW, Spaces(actions=ARM, **INSTRUCTED).denoised(3)),
+    "vla by flow matching of a chunk": Case(
+        {**FLOW, "layers": 2, "denoising_steps": 2},
+        Spaces(actions=ARM, **INSTRUCTED).chunked(2).denoised(2),
+    ),
     "vla of a chunk": Case(VLA, Spaces(actions=BUTTONS, **INSTRUCTED).chunked(2)),
     "gru of numbers": Case(GRU, Spaces(actions=ARM, **VECTOR).remembering(6)),
     "lstm of a dict": Case(LSTM, Spaces(actions=BUTTONS, **MIXED).remembering(10)),
@@ -181,8 +188,25 @@ def by_torch(output: PolicyOutput, actions: Tensor) -> tuple[Tensor, Tensor]:
         return torch.stack(logprobs).sum(0), torch.stack(
             [one.entropy() for one in each]
         ).sum(0)
+    if isinstance(output, DenoisedOutput):
+        return of_chains(output, actions)
     normal = Normal(output.means.flatten(1), output.log_std.exp().flatten())
     return normal.log_prob(actions).sum(-1), normal.entropy().sum(-1)
+
+
+def of_chains(output: DenoisedOutput, actions: Tensor) -> tuple[Tensor, Tensor]:
+    """Step by step, by torch's own normal distribution: [N] each."""
+    schedule = output.schedule
+    chain = actions.reshape(len(actions), schedule.steps + 1, -1)
+    logprobs = torch.zeros(len(actions))
+    entropies = torch.zeros(len(actions))
+    for step in range(schedule.steps):
+        velocity = output.velocity(chain[:, step], step)
+        mean = schedule.kept[step] * chain[:, step] + schedule.moved[step] * velocity
+        normal = Normal(mean, schedule.deviations[step])
+        logprobs = logprobs + normal.log_prob(chain[:, step + 1]).sum(-1)
+        entropies = entropies + normal.entropy().sum(-1)
+    return logprobs, entropies
 
 
 def passes_of(policy: PolicyNetwork) -> tuple[Passes, Tensor]:
@@ -201,10 +225,11 @@ def test_what_is_decided_has_the_probabilities_and_values_of_what_is_trained(
     torch.testing.assert_close(logprobs, expected.detach())
     passes, _ = passes_of(policy)
     with torch.inference_mode(policy.manual_backward):
+        done = actions.clone().reshape(ROWS, -1)
         outputs, trained = passes.forward(
-            policy.prepared(observations).reshape(ROWS, -1)
+            policy.prepared(observations).reshape(ROWS, -1), done
         )
-        chosen = passes.actions(outputs, actions.clone().reshape(ROWS, -1))
+        chosen = passes.actions(outputs, done)
     torch.testing.assert_close(chosen.logprobs, logprobs)
     torch.testing.assert_close(trained, values)
 
@@ -234,7 +259,9 @@ def test_the_gradient_is_that_of_autograd(case: Case, rows: int) -> None:
     passes, gradient = passes_of(policy)
     with torch.inference_mode(policy.manual_backward):
         for _ in range(2):  # the second writes over the first
-            outputs, _ = passes.forward(policy.prepared(observations).flatten(1))
+            outputs, _ = passes.forward(
+                policy.prepared(observations).flatten(1), actions.clone()
+            )
             chosen = passes.actions(outputs, actions.clone())
             passes.backward(chosen, of_logprobs, of_entropy, of_values)
     torch.testing.assert_close(gradient, expected)
@@ -278,7 +305,7 @@ def test_every_weight_is_counted_and_a_pass_holds_about_what_is_predicted(
     passes, _ = passes_of(policy)
     given = policy.prepared(observations).reshape(rows, -1)
     with allocations() as found, torch.inference_mode(policy.manual_backward):
-        outputs, values = passes.forward(given)
+        outputs, values = passes.forward(given, actions.clone())
         chosen = passes.actions(outputs, actions.clone())
         passes.backward(chosen, torch.ones(rows), 0.0, values)
     assert (

@@ -97,6 +97,55 @@ def test_a_longer_instruction_is_refused_before_the_start(tmp_path: Path) -> Non
     assert "fix: actor.model.instruction_tokens=4" in run.err
 
 
+@pytest.mark.slow  # tests/contract/test_policies.py compares both passes
+def test_actions_from_noise_are_resumed_and_evaluated(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The learner finds the probabilities of chains as they were sampled, through channels and checkpoints."""
+    flow = (*SMALL, *NET, "rollout.action_chunk=2")
+
+    def learned(name: str, *overrides: str) -> Finished:
+        run = train("vla_flow_reach", tmp_path / name, *flow, *overrides)
+        assert run.code == 0, run.err + run.out
+        return run
+
+    whole = learned("whole", "runner.total_iterations=2", "runner.eval_every=1")
+    learned("cut", "runner.total_iterations=1")
+    resumed = learned("cut", "runner.total_iterations=2", "resume=auto")
+    names = ("actor/policy_loss", "actor/value_loss", "actor/grad_norm")
+    last = whole.metrics()[-1]
+    assert [last[name] for name in names] == [
+        resumed.metrics()[-1][name] for name in names
+    ]
+    for row in whole.metrics():
+        assert row["actor/mismatch"] < 1e-5
+        assert row["actor/grad_norm"] > 0
+        assert 0 <= row["eval/return"] <= 1
+    capsys.readouterr()
+    returns = []
+    for sampled in ((), ("deterministic=false",)):
+        line = [str(whole.folder), "episodes=4", "--format", "json", *sampled]
+        assert evaluate(line) == 0
+        returns.append(json.loads(capsys.readouterr().out)["return"]["mean"])
+    assert all(0 <= each <= 1 for each in returns)
+
+
+@pytest.mark.slow
+def test_a_vision_language_model_from_a_folder_gets_an_expert(tmp_path: Path) -> None:
+    folder = tiny_smolvlm(tmp_path / "model", side=8)
+    run = train(
+        "vla_flow_reach",
+        tmp_path / "runs",
+        *SMALL,
+        f"actor.model.path={folder}",
+        "actor.model.instruction_tokens=8",
+        "runner.total_iterations=1",
+    )
+    assert run.code == 0, run.err + run.out
+    (row,) = run.metrics()
+    assert row["actor/mismatch"] < 1e-5
+
+
 @pytest.mark.slow  # tests/unit/models/test_openvla.py reads a folder
 def test_chunks_of_a_checkpoint_of_openvla_in_its_published_layout(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]

@@ -99,14 +99,15 @@ class TransformerConfig:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class VlaConfig:
-    """A vision-language-action policy: a vision-language model of transformers that chooses bins of actions.
+    """A vision-language-action policy: a vision-language model of transformers that chooses bins of actions, or makes
+    continuous actions from noise.
 
     Without `path`, the model is a small SmolVLM from scratch, of `width`, `layers`, `vision_layers`, `heads` and
     `patch`, that reads the words of `words`. With `path`, these keys have no effect.
     """
 
     kind: Literal["vla"] = knob(
-        "a vision-language model of transformers, for actions in bins", "vla"
+        "a vision-language model of transformers, for robots", "vla"
     )
     path: str | None = knob(
         "folder of a SmolVLM, an Idefics3 or an OpenVLA-OFT; null: a small SmolVLM from scratch",
@@ -137,6 +138,24 @@ class VlaConfig:
         minimum=0.01,
         maximum=1.0,
     )
+    head: Literal["bins", "flow"] = knob(
+        "how actions are made. bins: each element is a choice | flow: continuous actions from noise, by flow matching",
+        "bins",
+    )
+    denoising_steps: int = knob(
+        "head flow: steps from noise to an action", 4, minimum=1, maximum=100
+    )
+    noise_level: float = knob(
+        "head flow: noise of each step while actions are sampled, as in Flow-SDE",
+        0.5,
+        minimum=0.01,
+        maximum=1.0,
+    )
+    expert_width: int = knob(
+        "head flow: numbers of a token of the expert, which makes the actions",
+        48,
+        minimum=2,
+    )
     words: tuple[str, ...] = knob("without a path: the vocabulary of instructions", ())
     width: int = knob(
         "without a path: numbers of a token; a multiple of 2 x heads", 64, minimum=1
@@ -158,7 +177,7 @@ class VlaConfig:
 
     @property
     def initial_log_std(self) -> float:
-        """Without effect: the actions are choices."""
+        """Without effect: actions are choices, or have the noise of `noise_level`."""
         return 0.0
 
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from rlplace.checks.placed import PlacedJob
 from rlplace.checks.rule import Found, Rule, at_key
 from rlplace.codes import problem
+from rlplace.config.blocks.policies import VlaConfig
 from rlplace.config.blocks.simulator import SimulatorJobConfig
 from rlplace.envs.registry import normalized_by
 from rlplace.errors import Problem
@@ -23,6 +24,7 @@ _ENVS = "env.total_num_envs"
 _MINIBATCHES = "algorithm.num_minibatches"
 _UNROLL_STEPS = "algorithm.unroll_steps"
 _BURN_IN = "algorithm.burn_in"
+_ENTROPY = "algorithm.entropy_coef"
 # Sync modes that send only part of the weights: the rollout ranks must still hold the rest.
 _SOME_WEIGHTS = (
     "trainable",
@@ -217,6 +219,17 @@ def _cut_sequences(case: PlacedSimulatorJob) -> Iterator[Found]:
         yield at_key(_BURN_IN, algorithm.burn_in, "burn-in", length=length)
 
 
+# ── policies by flow matching ────────────────────────────────────────────────────────────────────────────────────────
+
+
+def _entropy_of_given_noise(case: PlacedSimulatorJob) -> Iterator[Found]:
+    """Yield a finding if entropy is rewarded, and the noise of the policy is given: the reward would have no effect."""
+    model = case.config.actor.policy
+    coefficient = case.config.algorithm.entropy_coef
+    if isinstance(model, VlaConfig) and model.head == "flow" and coefficient:
+        yield at_key(_ENTROPY, coefficient, "flow-entropy", noise=model.noise_level)
+
+
 # ── sync ─────────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
@@ -248,6 +261,7 @@ RULES = (
     Rule(code="empty-minibatches", facts=_empty_minibatches),
     Rule(code="bad-sequences", applies=_forgets, facts=_sequences_without_memory),
     Rule(code="bad-sequences", applies=_remembers, facts=_cut_sequences),
+    Rule(code="model-misfit", facts=_entropy_of_given_noise),
     Rule(code="sync-without-base", applies=_sends_a_part, facts=_sync_without_base),
 )
 

@@ -25,6 +25,7 @@ from rlplace.config.blocks.simulator import SimulatorEnvConfig
 from rlplace.envs.action_bounds import action_remark
 from rlplace.envs.contract import (
     ContinuousActions,
+    DenoisedActions,
     Discounting,
     DiscreteActions,
     Normalizing,
@@ -114,7 +115,8 @@ class Recording:
     def __init__(self, *, steps: int, rows: int, spaces: Spaces) -> None:
         actions = spaces.actions
         shape = spaces.observation_shape
-        kind = np.float32 if isinstance(actions, ContinuousActions) else np.int64
+        numbers = isinstance(actions, ContinuousActions | DenoisedActions)
+        kind = np.float32 if numbers else np.int64
         each = () if isinstance(actions, DiscreteActions) else actions.shape
         self.observations: Array = np.empty(
             (steps + 1, rows, *shape), spaces.observation_dtype
@@ -461,7 +463,7 @@ class VectorEnvWorker(EnvWorker):
         self._opened.callback(self._behind.close)
         self._groups: list[StageGroup] = []
         # The part of the action bounds that was used since the start
-        self._used = UsedRange(self.config.spaces.actions)
+        self._used = UsedRange(self.config.spaces.taken_actions)
         # Descriptions of the steps skipped in this iteration
         self._poison: list[str] = []
         self._rows = config.env.total_num_envs // context.world_size
@@ -472,7 +474,7 @@ class VectorEnvWorker(EnvWorker):
         env = config.env
         self._action_remark = action_remark(
             env.id or env.kind,
-            self.config.spaces.actions,
+            self.config.spaces.taken_actions,
             getattr(config.actor.policy, "initial_log_std", 0.0),
         )
         if self._action_remark is not None:
@@ -540,7 +542,7 @@ class VectorEnvWorker(EnvWorker):
             )
         self._send(recording)
         watch.lap("put", steps * self._rows)
-        self._used.add(recording.actions)
+        self._used.add(self.config.spaces.taken_of(recording.actions))
         poisoned = int(recording.poisoned().sum())
         return {
             **episode_metrics(recording.episode_returns, recording.episode_lengths),
@@ -576,7 +578,8 @@ class VectorEnvWorker(EnvWorker):
                 self._oracle.answer(group, step, recording)
                 watch.lap("wait")
                 # A copy, since a simulator may change its actions in place, and the policy learns from these
-                taken = recording.actions[step, group.columns].copy()
+                decided = recording.actions[step, group.columns]
+                taken = self.config.spaces.taken_of(decided).copy()
                 result = group.simulator.step(taken)
                 if not group.is_finite(result):
                     result = self._without_poison(

@@ -197,7 +197,7 @@ class VectorRolloutWorker(RolloutWorker):
             seed=config.runner.seed,
             rows=config.env.total_num_envs,
             shape=noise_shape(spaces.actions),
-            uniform=not isinstance(spaces.actions, ContinuousActions),
+            uniform=not isinstance(spaces.taken_actions, ContinuousActions),
         )
 
     def generate(self, iteration: int) -> Metrics:

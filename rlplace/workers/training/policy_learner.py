@@ -526,7 +526,7 @@ class PolicyLearner:
         minibatch over all ranks.
         """
         algorithm = self._algorithm
-        outputs, values = passes.forward(given)
+        outputs, values = passes.forward(given, mine.actions)
         chosen = passes.actions(outputs, mine.actions)
         # Gradients of the loss by log-probabilities and values
         differentiate = ppo_slopes

@@ -97,7 +97,7 @@ def test_the_gradient_is_that_of_autograd(
     passes = Passes(module, flat, gradient)
     with torch.inference_mode():
         for _ in range(2):
-            outputs, values = passes.forward(observations)
+            outputs, values = passes.forward(observations, taken)
             chosen = passes.actions(outputs, taken)
             passes.backward(chosen, *slopes)
     torch.testing.assert_close(values, module(observations).values)
@@ -141,6 +141,6 @@ def test_with_rounded_weights_the_gradient_is_nearly_that_of_autograd(
     gradient = torch.full_like(rounded, torch.nan)
     passes = Passes(module, rounded, gradient)
     with torch.inference_mode():
-        outputs, _ = passes.forward(observations)
+        outputs, _ = passes.forward(observations, taken)
         passes.backward(passes.actions(outputs, taken), *slopes)
     assert (gradient.float() - expected).norm() < 0.03 * expected.norm()

@@ -126,7 +126,7 @@ class FlowVla(nn.Module):
         by_name = entries_of(observations)
         dtype = self.value_query.dtype
         scale = math.sqrt(len(self.value_query))
-        images = by_name[self._entries.image.name]
+        images = [by_name[image.name] for image in self._entries.images]
         pictures = image_tokens(self.vision, self.connector, images, dtype)
         rows = len(pictures)
         tokens = [scale * pictures]

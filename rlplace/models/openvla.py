@@ -76,7 +76,7 @@ class OpenVla(nn.Module):
         """Return outputs [N, K] and values [N] for N observations."""
         by_name = entries_of(observations)
         assert self._entries.instruction is not None
-        images = by_name[self._entries.image.name]
+        images = by_name[self._entries.images[0].name]
         dtype = self.value.weight.dtype
         ids, said = self._prompts(by_name[self._entries.instruction.name])
         rows = len(ids)

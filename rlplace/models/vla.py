@@ -105,7 +105,7 @@ class Vla(nn.Module):
         """Return outputs [N, K] and values [N] for N observations."""
         by_name = entries_of(observations)
         dtype = self.queries.dtype
-        images = by_name[self._entries.image.name]
+        images = [by_name[image.name] for image in self._entries.images]
         tokens = [image_tokens(self.vision, self.connector, images, dtype)]
         rows = len(tokens[0])
         masks = [tokens[0].new_ones(rows, tokens[0].shape[1], dtype=torch.bool)]
@@ -137,15 +137,22 @@ class Vla(nn.Module):
 
 
 def image_tokens(
-    vision: Any, connector: nn.Module, images: Tensor, dtype: torch.dtype
+    vision: Any, connector: nn.Module, images: Sequence[Tensor], dtype: torch.dtype
 ) -> Tensor:
-    """Return the tokens of N images, [N, tokens of an image, W]. Pixels are scaled to -1 to 1."""
-    pixels = as_channels_first(scaled_pixels(images, dtype))
+    """Return the tokens of the images of N observations, camera after camera, [N, tokens of all images, W].
+
+    Pixels are scaled to -1 to 1. `images`: of each camera, [N, ...]. All go through the vision tower together.
+    """
     side = vision.config.image_size
-    if pixels.shape[-2:] != (side, side):
-        pixels = functional.interpolate(
-            pixels, (side, side), mode="bilinear", antialias=True
-        )
+    resized = []
+    for of_camera in images:
+        pixels = as_channels_first(scaled_pixels(of_camera, dtype))
+        if pixels.shape[-2:] != (side, side):
+            pixels = functional.interpolate(
+                pixels, (side, side), mode="bilinear", antialias=True
+            )
+        resized.append(pixels)
+    pixels = torch.stack(resized, dim=1).flatten(0, 1)
     each_way = side // vision.config.patch_size
     mask = torch.ones(
         (len(pixels), each_way, each_way), dtype=torch.bool, device=pixels.device
@@ -154,7 +161,7 @@ def image_tokens(
         pixel_values=2 * pixels - 1, patch_attention_mask=mask
     ).last_hidden_state
     tokens: Tensor = connector(states)
-    return tokens
+    return tokens.unflatten(0, (-1, len(images))).flatten(1, 2)
 
 
 class Texts:
@@ -214,7 +221,9 @@ def vision_language_model(
     if config.path is not None:
         return _stored(config.path)
     width = config.width
-    _, *sides = image_size(entries.image.shape)
+    sides: list[int] = []
+    for image in entries.images:
+        sides += image_size(image.shape)[1:]
     sizes: dict[str, Any] = {
         "hidden_size": width,
         "intermediate_size": 4 * width,

@@ -40,9 +40,13 @@ _MOST_BINS = 65_536
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class VlaEntries:
-    """The entries of an observation that a policy reads. `instruction`: None: the policy reads none."""
+    """The entries of an observation that a policy reads.
 
-    image: Part
+    `images`: of one camera or more, in the order in which the policy reads them. `instruction`: None: the policy reads
+    none.
+    """
+
+    images: tuple[Part, ...]
     instruction: Part | None
     state: tuple[Part, ...]
 
@@ -52,8 +56,8 @@ def entries_for(spaces: Spaces, config: VlaConfig) -> VlaEntries:
     numbers = tuple(part for part in spaces.entries if part.dtype == "float32")
     pictures = tuple(part for part in spaces.images if part.dtype == "uint8")
     texts = spaces.texts
-    image = _only(spaces, pictures, "image", config.image)
-    if image is None:
+    images = _cameras(spaces, pictures, config)
+    if not images:
         # An MLP takes numbers alone
         plain = all(len(part.shape) < 2 for part in spaces.entries) and not texts
         raise config_error(
@@ -67,7 +71,7 @@ def entries_for(spaces: Spaces, config: VlaConfig) -> VlaEntries:
     state = numbers
     if config.state:
         state = tuple(_named(spaces, numbers, "state", name) for name in config.state)
-    return VlaEntries(image=image, instruction=instruction, state=state)
+    return VlaEntries(images=images, instruction=instruction, state=state)
 
 
 def check_vla(spaces: Spaces, config: VlaConfig, env: SimulatorEnvConfig) -> None:
@@ -76,14 +80,14 @@ def check_vla(spaces: Spaces, config: VlaConfig, env: SimulatorEnvConfig) -> Non
     `spaces`: those of the simulators of `env`.
     """
     entries = entries_for(spaces, config)
-    channels, *sides = image_size(entries.image.shape)
-    if channels != _CHANNELS:
-        raise config_error(
-            "model-misfit",
-            f"{_MODEL}.image",
-            _worded(entries.image),
-            error="colours",
-        )
+    sides: list[int] = []
+    for image in entries.images:
+        channels, *of_image = image_size(image.shape)
+        sides += of_image
+        if channels != _CHANNELS:
+            raise config_error(
+                "model-misfit", f"{_MODEL}.image", _worded(image), error="colours"
+            )
     if config.path is not None:
         check_folder(config)
     if is_openvla(config.path):
@@ -229,12 +233,20 @@ def _check_openvla(
             show([*config.state]),
             error="openvla-state",
         )
-    _, *sides = image_size(entries.image.shape)
+    if len(entries.images) > 1:
+        raise config_error(
+            "model-misfit",
+            f"{_MODEL}.cameras",
+            show([image.name for image in entries.images]),
+            error="openvla-cameras",
+            first=entries.images[0].name,
+        )
+    _, *sides = image_size(entries.images[0].shape)
     if folder.square and min(sides) != max(sides):
         raise config_error(
             "model-misfit",
             f"{_MODEL}.image",
-            _worded(entries.image),
+            _worded(entries.images[0]),
             error="not-square",
         )
     meaning = [w for w in env.wrappers if w.name == _MEANING]
@@ -308,6 +320,46 @@ def _check_sizes(config: VlaConfig, side: int) -> None:
         )
 
 
+def _cameras(
+    spaces: Spaces, found: tuple[Part, ...], config: VlaConfig
+) -> tuple[Part, ...]:
+    """Return the images that `config` names, or the only image; () if there is none.
+
+    Raises ConfigError if one does not exist or is named twice, or if there are several and none is named.
+    """
+    if config.cameras and config.image is not None:
+        raise config_error(
+            "model-misfit",
+            f"{_MODEL}.image",
+            config.image,
+            error="image-and-cameras",
+            cameras=show([*config.cameras]),
+        )
+    if config.cameras:
+        once = tuple(dict.fromkeys(config.cameras))
+        if once != config.cameras:
+            raise config_error(
+                "model-misfit",
+                f"{_MODEL}.cameras",
+                show([*config.cameras]),
+                error="camera-twice",
+                once=show([*once]),
+            )
+        return tuple(_named(spaces, found, "cameras", name) for name in config.cameras)
+    if config.image is not None:
+        return (_named(spaces, found, "image", config.image),)
+    if len(found) > 1:
+        raise config_error(
+            "model-misfit",
+            f"{_MODEL}.cameras",
+            "[]",
+            error="several-cameras",
+            entries=", ".join(_worded(part) for part in found),
+            every=show([part.name for part in found]),
+        )
+    return found
+
+
 def _only(
     spaces: Spaces, found: tuple[Part, ...], key: str, name: str | None
 ) -> Part | None:
@@ -337,7 +389,7 @@ def _named(spaces: Spaces, found: tuple[Part, ...], key: str, name: str) -> Part
     names = [part.name for part in found]
     near = did_you_mean(name, names) or (names[0] if names else "null")
     fix = near
-    if key == "state":
+    if key in ("state", "cameras"):
         fix = f"[{near}]" if names else "[]"
     raise config_error(
         "model-misfit",

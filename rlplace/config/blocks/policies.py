@@ -116,6 +116,10 @@ class VlaConfig:
     image: str | None = knob(
         "entry of the observation that is the camera image; null: the only image", None
     )
+    cameras: tuple[str, ...] = knob(
+        "entries that are images of several cameras, in the order in which they are read; none: one image",
+        (),
+    )
     instruction: str | None = knob(
         "entry of the observation that is the instruction; null: the only text, if there is one",
         None,

@@ -503,6 +503,12 @@ def test_an_image_that_is_not_square_needs_the_strategy_of_openvla(
     check_vla(spaces_of_job(config), config.actor.policy, config.env)
 
 
+def test_only_one_camera_of_openvla_is_read(folder: Path) -> None:
+    cameras = {"cameras": ["wrist", "image"]}
+    found = refused(config_of(folder, cameras, id=f"{__name__}:TwoCameras"))
+    assert (found.key, found.fix) == ("actor.model.cameras", "cameras: [wrist]")
+
+
 def test_an_environment_without_an_instruction_is_refused(folder: Path) -> None:
     found = refused(config_of(folder, id=f"{__name__}:Mute"))
     assert found.what == "there is no instruction"
@@ -538,3 +544,7 @@ def _changed(change: Any) -> Any:
     change(entries)
     env.observation_space = gymnasium.spaces.Dict(entries)
     return env
+
+
+def TwoCameras() -> Any:  # named as a class of environments
+    return _changed(lambda of: of.update(wrist=_picture(32, 32)))

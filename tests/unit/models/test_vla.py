@@ -16,12 +16,18 @@ from transformers import AutoTokenizer
 
 from rlplace.config.blocks.policies import VlaConfig
 from rlplace.config.read import read_config
-from rlplace.envs.contract import MultiDiscreteActions, Part, Spaces
+from rlplace.envs.contract import (
+    ContinuousActions,
+    MultiDiscreteActions,
+    Part,
+    Spaces,
+)
 from rlplace.envs.reach import Reach
 from rlplace.envs.registry import spaces_of_job
 from rlplace.errors import ConfigError, Problem
+from rlplace.models.flow_vla import FlowVla
 from rlplace.models.vla import Vla
-from rlplace.models.vla_entries import check_vla
+from rlplace.models.vla_entries import check_vla, entries_for
 from tests.tiny_vlm import tiny_smolvlm, tiny_vlm
 
 NEARER = {"name": "rlplace.envs.reach:Nearer"}
@@ -222,7 +228,6 @@ class Floats(Reach):
 @pytest.mark.parametrize(
     ("kind", "key", "what"),
     [
-        (TwoCameras, "image", "there are several"),
         (Grey, "image", "is no image of red, green and blue"),
         (Floats, "kind", "the observations of the simulator have no image of bytes"),
         (Odd, "patch", "the image has an odd number of pixels each way"),
@@ -232,6 +237,65 @@ def test_cameras_that_it_cannot_look_through(kind: type, key: str, what: str) ->
     found = refused(env={"id": f"{__name__}:{kind.__name__}"})
     assert (found.code, found.key) == ("model-misfit", f"actor.model.{key}")
     assert found.what == what
+
+
+def test_several_cameras_are_read_in_the_order_of_the_config() -> None:
+    env = {"id": f"{__name__}:TwoCameras", "wrappers": [BINS]}
+    for names in (["image", "wrist"], ["wrist", "image"], ["wrist"]):
+        model = {"kind": "vla", "words": WORDS, "patch": 8, "cameras": names}
+        config = read_config(
+            {
+                "cluster": {"component_placement": {}},
+                "env": env,
+                "actor": {"model": model},
+            }
+        )
+        read = entries_for(checked(config), config.actor.policy).images
+        assert [part.name for part in read] == names
+
+
+@pytest.mark.parametrize(
+    ("model", "key", "fix"),
+    [
+        ({}, "cameras", "one of\ncameras: [image, wrist]\nimage: <entry>"),
+        ({"cameras": ["wrist", "wrist"]}, "cameras", "cameras: [wrist]"),
+        ({"cameras": ["wrist"], "image": "image"}, "image", "image: null"),
+        ({"cameras": ["image", "wrst"]}, "cameras", "cameras: [wrist]"),
+    ],
+)
+def test_cameras_that_are_not_clear(model: dict[str, Any], key: str, fix: str) -> None:
+    found = refused(model, {"id": f"{__name__}:TwoCameras"})
+    assert (found.code, found.key) == ("model-misfit", f"actor.model.{key}")
+    assert found.fix == fix
+
+
+@pytest.mark.parametrize("head", ["bins", "flow"])
+@torch.no_grad()
+def test_every_camera_counts(head: str) -> None:
+    """Cameras may have images of other sizes."""
+    actions = SPACES.actions
+    if head == "flow":
+        actions = ContinuousActions(shape=(2,), low=(-1.0,) * 2, high=(1.0,) * 2)
+    wrist = Part(name="wrist", shape=(8, 12, 3), dtype="uint8")
+    spaces = Spaces(
+        observation_shape=(SPACES.observation_shape[0] + wrist.size,),
+        observation_dtype="uint8",
+        parts=(*SPACES.parts, wrist),
+        actions=actions,
+    ).denoised(2)
+    config = small(head=head, cameras=("wrist", "image"), expert_width=8, layers=2)
+    torch.manual_seed(0)
+    policy = FlowVla(spaces, config) if head == "flow" else Vla(spaces, config)
+    policy.requires_grad_(False)
+    shown = seen("a")
+    shown["wrist"] = torch.zeros(1, 8, 12, 3, dtype=torch.uint8)
+    chains = [torch.ones(1, 6)] if head == "flow" else []
+    outputs, values = policy(shown, *chains)
+    for camera in ("image", "wrist"):
+        other = {**shown, camera: 255 - shown[camera]}
+        changed, others = policy(other, *chains)
+        assert not torch.allclose(outputs, changed, atol=1e-6)
+        assert not torch.allclose(values, others, atol=1e-6)
 
 
 def job(**env: Any) -> Any:

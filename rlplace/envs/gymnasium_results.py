@@ -59,6 +59,10 @@ _SHARE = 1e-3
 _LEAST = 1e-6
 # Episodes that are compared: an end by chance or by skill does not always come in the same step
 _ENDS = 20
+# Shortest episode that a time limit may end where others are shorter: games on small boards end by design
+_LONG = 20
+# Share of the episodes that a time limit ends
+_SHARE_OF_ENDS = 0.2
 
 
 class Results:
@@ -109,13 +113,15 @@ class Results:
         )
 
     def ended(self, ends: Ends, length: int, *, terminated: bool) -> None:
-        """Add a remark if the environment ends all episodes as terminated after the same number of steps.
+        """Add a remark if the environment terminates all episodes after the same number of steps, or many after a most.
 
         `ends`: the episodes before. `length`, `terminated`: of the episode that has ended.
         """
         ends.add(length, terminated=terminated)
         if ends.constant is not None:
             self.remark_of_kind("same-length", f"{ends.constant} steps")
+        if ends.longest is not None:
+            self.remark_of_kind("longest-length", f"{ends.longest} steps")
 
     def refused(self, unfit: Unfit, method: str) -> SimulatorError:
         """Return the error that a value does not fit. `method`: the method of the environment that returned it."""
@@ -349,29 +355,47 @@ def _single(value: Any) -> Any:
 
 
 class Ends:
-    """Compares the lengths of episodes, as long as all are terminated after the same number of steps.
+    """Compares the lengths of terminated episodes, until one is truncated: that environment tells its time limits.
 
-    `constant`: the length that the first 20 of them have in common; None: not known yet, or there is none.
+    `constant`: the length that the first 20 episodes have in common; None: not known yet, or there is none. `longest`:
+    the greatest length so far, if many episodes have it and none is longer; None: there is no such length. Such an end
+    comes from a limit: ends by chance or by skill have other lengths, and the longest episode is the only one.
     """
 
     def __init__(self) -> None:
         self.constant: int | None = None
-        self._length: int | None = None
+        self.longest: int | None = None
+        self._is_over = False
+        # Whether all lengths so far are the same
+        self._alike = True
+        self._greatest = 0
+        # Episodes so far, and those with the greatest length
         self._count = 0
+        self._equal = 0
 
     def add(self, length: int, *, terminated: bool) -> None:
         """Add the length of an episode. `terminated`: whether the episode terminated; False: it was truncated."""
-        if self._count < 0 or self.constant is not None:
+        if self._is_over:
             return
-        same = self._length in (None, length)
         # An episode of one step ends by design
-        if not terminated or not same or length == 1:
-            self._count = -1
+        if not terminated or length == 1:
+            self._is_over = True
             return
-        self._length = length
         self._count += 1
-        if self._count == _ENDS:
+        self._alike = self._alike and self._greatest in (0, length)
+        if length > self._greatest:
+            self._greatest = length
+            self._equal = 0
+        if length == self._greatest:
+            self._equal += 1
+        if self._equal < _ENDS:
+            return
+        if self._alike:
             self.constant = length
+            self._is_over = True
+        elif length >= _LONG and self._equal >= _SHARE_OF_ENDS * self._count:
+            self.longest = self._greatest
+            self._is_over = True
 
 
 class Bounds:

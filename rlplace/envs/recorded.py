@@ -46,6 +46,8 @@ _FLOAT32_BYTES = 4
 # Actions are of another scale if none is larger than a number well within the bounds, and many are equal to it
 _WITHIN = 0.95
 _FEWEST_EQUAL = 10
+# Fewest truncated steps that are compared
+_FEWEST_CUT = 3
 _SHARE_EQUAL = 0.01
 _D4RL_NAMES = {"terminated": "terminals", "truncated": "timeouts"}
 
@@ -181,6 +183,26 @@ def other_simulator(path: str, simulator: str) -> Problem | None:
     return problem(
         "demonstrated-simulator", KEY, path, recorded=recorded, simulator=simulator
     )
+
+
+def next_episodes(path: str, steps: Steps) -> Problem | None:
+    """Return a warning if truncated steps are followed by the first observation of another episode; else None.
+
+    Environments that begin the next episode by themselves return it, and programs store it as it came. Then the value
+    of another episode's first state would be learned as that of the last one. It shows where the next observation of
+    each truncated step is the observation of the step after it, while observations change otherwise.
+
+    `path`: the file of `steps`.
+    """
+    seen = steps.observations[:, 0].reshape(len(steps.rewards), -1)
+    after = steps.next_observations[:, 0].reshape(len(steps.rewards), -1)
+    cut = (steps.truncated & ~steps.terminated)[:-1, 0]
+    equal = (after[:-1] == seen[1:]).all(axis=1)
+    changes = (after[:-1] != seen[:-1]).any(axis=1)
+    count = int(cut.sum())
+    if count < _FEWEST_CUT or not equal[cut].all() or not changes[cut].all():
+        return None
+    return problem("demonstrated-cuts", KEY, path, count=count)
 
 
 def narrow_actions(path: str, steps: Steps, spaces: Spaces) -> Problem | None:

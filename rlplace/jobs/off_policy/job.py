@@ -239,6 +239,7 @@ class OffPolicyJob(SimulatedJob):
         # Imported here: a plan without demonstrations needs no NumPy
         from rlplace.envs.recorded import (
             narrow_actions,
+            next_episodes,
             other_simulator,
             read_demonstrations,
         )
@@ -248,9 +249,9 @@ class OffPolicyJob(SimulatedJob):
         spaces = self._spaces(config)
         steps = read_demonstrations(path, spaces)
         other = other_simulator(path, config.env.id)
-        found = [other, narrow_actions(path, steps, spaces)]
+        found = [other, narrow_actions(path, steps, spaces), next_episodes(path, steps)]
         # Other actions have other rewards
-        if found == [None, None] and not blocks.algorithm.offline:
+        if not any(found) and not blocks.algorithm.offline:
             rewards = other_rewards(
                 path,
                 steps,

@@ -10,6 +10,7 @@ import pytest
 from gymnasium.spaces import Box, Dict, MultiBinary
 
 from rlplace.config.blocks.simulator import SimulatorEnvConfig, WrapperConfig
+from rlplace.envs.gymnasium_results import Ends, Results
 from rlplace.envs.gymnasium_vector import GymnasiumVector
 from rlplace.envs.observations import encoding_of
 from rlplace.envs.registry import find_adapter, row_seeds
@@ -360,6 +361,36 @@ def test_a_time_limit_that_terminates_episodes_is_said(more: dict[str, int]) -> 
     said = remarks_after(100, terminate_at=5, **more)
     assert "after the same number of steps: 5 steps;" in said
     assert said.count("truncated=True") == 1
+
+
+@pytest.mark.parametrize(
+    ("lengths", "said"),
+    [
+        # A limit of 30 steps, and falls before it
+        ([30 if at % 3 else 7 + at % 11 for at in range(60)], True),
+        # Longer and longer episodes, such as those of a policy that learns
+        (list(range(20, 80)), False),
+        # The limit is reached rarely; it is told; a board has 9 fields
+        ([30 if at % 7 == 0 else 7 + at % 11 for at in range(200)], False),
+        ([9 if at % 3 else 5 + at % 4 for at in range(200)], False),
+        ([*range(7, 17), *[30] * 19, 31, *[30] * 30], False),
+    ],
+)
+def test_a_time_limit_that_terminates_many_episodes_is_said(
+    lengths: list[int], said: bool
+) -> None:
+    results = Results("odd")
+    ends = Ends()
+    for length in lengths:
+        results.ended(ends, length, terminated=True)
+    assert len(results.remarks) == said
+    assert all("and none was longer: 30 steps;" in each for each in results.remarks)
+    # An environment that truncates tells its limits
+    told = Ends()
+    told.add(12, terminated=False)
+    for length in lengths:
+        told.add(length, terminated=True)
+    assert told.longest is None
 
 
 @pytest.mark.parametrize(

@@ -20,6 +20,7 @@ from rlplace.config.blocks.simulator import SimulatorEnvConfig
 from rlplace.envs.contract import ContinuousActions, DiscreteActions, Spaces
 from rlplace.envs.recorded import (
     narrow_actions,
+    next_episodes,
     other_simulator,
     read_demonstrations,
     require_sequence,
@@ -237,6 +238,32 @@ def test_actions_that_are_scaled_to_other_bounds_are_told(
     _, *words = shlex.split(str(found.fix).partition("   ")[0])
     subprocess.run([sys.executable, *words], check=True)
     assert narrow_actions(path, read_demonstrations(path, spaces), spaces) is None
+
+
+@pytest.mark.parametrize(
+    ("last", "end", "said"),
+    [
+        ("first of the next episode", "truncated", True),
+        ("first of the next episode", "terminated", False),
+        ("its own", "truncated", False),
+    ],
+)
+def test_truncated_steps_that_lead_to_the_next_episode_are_told(
+    last: str, end: str, said: bool, tmp_path: Path
+) -> None:
+    """Episodes of four steps, in one array of observations or with the last one of each episode."""
+    seen = np.random.default_rng(0).normal(size=(41, 3))
+    after = seen[1:].copy()
+    ends = np.arange(40) % 4 == 3
+    if last == "its own":
+        after[ends] += 1.0
+    of = {**arrays(40), "observations": seen[:-1], "next_observations": after}
+    path = saved(tmp_path, {**of, end: ends})
+    found = next_episodes(path, read_demonstrations(path, SPACES))
+    assert (found is not None) == said
+    if found is not None:
+        assert found.code == "demonstrated-cuts"
+        assert "each of the 9 truncated steps" in found.what
 
 
 @pytest.mark.parametrize(

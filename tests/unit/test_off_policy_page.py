@@ -19,7 +19,7 @@ def test_the_page_states_the_lines_of_the_job() -> None:
     job = lines("jobs/off_policy")
     workers = lines("workers/off_policy")
     stated = re.search(
-        r"The job has ([\d,]+) lines: (\d+) in `jobs/off_policy`, ([\d,]+) in `workers/off_policy`",
+        r"The job has ([\d,]+) lines: ([\d,]+) in `jobs/off_policy`, ([\d,]+) in `workers/off_policy`",
         page,
     )
     assert stated is not None

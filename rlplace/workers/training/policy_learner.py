@@ -56,6 +56,8 @@ _MOST_ITERATIONS = 50.0
 _MOST_CLIPPED = 0.5
 # Standard deviation of actions, in halves of the range between their bounds
 _MOST_DEVIATIONS = 5.0
+# Log of a deviation in halves of the range that no policy reaches by learning
+_DIVERGED = 50.0
 # Mean difference of log-probabilities that rounding does not reach in float32
 _MOST_APART = 0.01
 
@@ -383,7 +385,10 @@ class PolicyLearner:
         """
         module = self._policy.module
         normalizer = module.normalizer
-        if normalizer is None or not len(observations) or not float(normalizer.count):
+        if normalizer is None or not float(normalizer.count):
+            return []
+        # A rank may have no rows
+        if not len(observations):
             return []
         scaled = normalizer(module.numbers(observations)).abs()
         shares = (scaled >= normalizer.CLIP).double().mean(dim=0).flatten()
@@ -414,10 +419,13 @@ class PolicyLearner:
         if not all(0 < half < WIDEST for half in halves):
             return []
         # Geometric means over the elements: entropy = log deviation + log(2 pi e) / 2
-        deviation = math.exp(entropy / len(halves) - HALF_LOG_2PI - 0.5)
-        half = math.exp(sum(map(math.log, halves)) / len(halves))
-        if deviation <= _MOST_DEVIATIONS * half:
+        log_deviation = entropy / len(halves) - HALF_LOG_2PI - 0.5
+        log_half = sum(map(math.log, halves)) / len(halves)
+        # A policy that has diverged has no number here
+        if not math.log(_MOST_DEVIATIONS) < log_deviation - log_half < _DIVERGED:
             return []
+        deviation = math.exp(log_deviation)
+        half = math.exp(log_half)
         share = 1.0 - math.erf(half / deviation / math.sqrt(2.0))
         found = problem(
             "actions-clipped",
@@ -435,7 +443,7 @@ class PolicyLearner:
         value has moved by `value_clip` towards its return, so an iteration does not close a larger gap.
         """
         clip = self._algorithm.value_clip
-        if clip is None or gap <= _MOST_ITERATIONS * clip:
+        if clip is None or not gap > _MOST_ITERATIONS * clip:
             return ()
         found = problem(
             "value-clip",

@@ -49,3 +49,21 @@ def same_tokens(one: Path, other: Path) -> bool:
     from rlplace.models.tokenizer import Tokenizer
 
     return Tokenizer.load(one).ids == Tokenizer.load(other).ids
+
+
+def reads_tokens(policy: Path, other: Path, *, chat: bool) -> bool:
+    """Return whether the model in `other` reads an episode in the tokens of the policy.
+
+    `chat`: whether prompts are chats. Then a model with a chat template of its own, which differs from the policy's,
+    reads its own: it has learned to read no other.
+    """
+    if not same_tokens(policy, other):
+        return False
+    if not chat or policy == other or not (other / "tokenizer.json").is_file():
+        return True
+    from rlplace.models.tokenizer import Tokenizer
+
+    template = Tokenizer.load(other).chat_template
+    if template is None:
+        return True
+    return template.strip() == (Tokenizer.load(policy).chat_template or "").strip()

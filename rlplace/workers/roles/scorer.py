@@ -31,7 +31,7 @@ from rlplace.config.blocks.language_model import FrozenConfig, RewardConfig
 from rlplace.envs.text import Message, Transcript
 from rlplace.errors import ChannelEmpty
 from rlplace.metrics import Metric, Metrics
-from rlplace.models.folders import TRIED_CHAT, folder_of, same_tokens
+from rlplace.models.folders import TRIED_CHAT, folder_of, reads_tokens
 from rlplace.models.tokenizer import Tokenizer
 from rlplace.placement.flow import block_edges
 from rlplace.placement.language.spec import role_of
@@ -519,8 +519,8 @@ class RewardModelWorker(ModelScorer):
 
 # ── what is read of a sample ─────────────────────────────────────────────────────────────────────────────────────────
 #
-#   tokens of the policy ──▶ a reward model with the same tokenizer
-#   transcript           ──▶ a reward model with another: its chat template, its tokens     the only text that becomes
+#   tokens of the policy ──▶ a reward model with the same tokenizer and chat template
+#   transcript           ──▶ a reward model with others: its chat template, its tokens      the only text that becomes
 #   transcript, tokens   ──▶ a function: prompts, answers   an endpoint: query, prompts     tokens again; nothing of it
 #                                                                                           is ever trained on
 
@@ -535,19 +535,21 @@ def reads_text(job: TextArguments, component: str) -> bool:
         return False
     block = job.config.reward_of(component)
     own = folder_of(block.model)
-    return block.kind != "model" or (
-        own is not None and not same_tokens(job.model, own)
-    )
+    if block.kind != "model":
+        return True
+    if own is None:
+        return False
+    return not reads_tokens(job.model, own, chat=job.config.env.chat)
 
 
 def retokenized(job: TextArguments, folder: Path) -> Callable[[Sample], Tokens]:
     """Return a function that converts a sample into tokens of the model in `folder`.
 
-    `job`: arguments of the run's workers. If the policy has the same tokenizer, the function returns the sample's own
-    tokens: those of the last conversation, if an agent had several. Raises ConfigError if the prompts are chats and the
-    tokenizer in `folder` has no chat template.
+    `job`: arguments of the run's workers. If the policy has the same tokenizer, and for chats the same template, the
+    function returns the sample's own tokens: those of the last conversation, if an agent had several. Raises
+    ConfigError if the prompts are chats and the tokenizer in `folder` has no chat template.
     """
-    if same_tokens(job.model, folder):
+    if reads_tokens(job.model, folder, chat=job.config.env.chat):
         return _last_conversation
     tokenizer = Tokenizer.load(folder)
     env = job.config.env

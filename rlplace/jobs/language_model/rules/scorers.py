@@ -17,7 +17,12 @@ from rlplace.config.blocks.language_model import (
 from rlplace.envs.registry import missing_library
 from rlplace.envs.text.rewards import named_reward
 from rlplace.errors import ConfigError, Problem
-from rlplace.models.folders import TRIED_CHAT, existing_folder, same_tokens
+from rlplace.models.folders import (
+    TRIED_CHAT,
+    existing_folder,
+    reads_tokens,
+    same_tokens,
+)
 from rlplace.models.heads import reward_head_problem
 from rlplace.placement.language.spec import role_of
 from rlplace.workers.roles.endpoint import endpoint_problems
@@ -93,8 +98,8 @@ def _reward_problems(
     head = reward_head_problem(folder, key, block.head)
     if head is not None:
         yield head
-    # A model with other tokens reads the texts of a chat by its own template.
-    if config.env.chat and not same_tokens(policy, folder):
+    # A model with other tokens, or another template, reads the texts of a chat by its own template
+    if config.env.chat and not reads_tokens(policy, folder, chat=True):
         from rlplace.models.tokenizer import Tokenizer
 
         try:

@@ -22,11 +22,16 @@ from rlplace.envs.text import Message, Transcript
 from rlplace.envs.text.rewards import answer_text, prompt_text
 from rlplace.jobs.language_model.rules.own_engine import own_engine_problems
 from rlplace.jobs.language_model.rules.scorers import scorer_problems
-from rlplace.models.folders import same_tokens
+from rlplace.models.folders import reads_tokens, same_tokens
 from rlplace.models.heads import reward_head_problem
 from rlplace.models.tokenizer import Tokenizer
 from rlplace.workers.arguments import SAMPLES
-from rlplace.workers.roles.scorer import conversation, queries, reads_text
+from rlplace.workers.roles.scorer import (
+    conversation,
+    queries,
+    reads_text,
+    retokenized,
+)
 from rlplace.workers.roles.text_env import TextEnvWorker
 from tests.lm_ranks import made_up_samples
 from tests.pages import write_own_engine
@@ -155,6 +160,32 @@ def test_who_reads_text(policy: Path, tmp_path: Path) -> None:
     assert reads("reward", model={"path": str(other)})
     assert reads("reward", function="math_answer")
     assert reads("reward", url="http://host/")
+
+
+OWN_CHAT = "{% for m in messages %}[{{ m.role }}] {{ m.content }}<eos>{% endfor %}"
+
+
+def test_a_reward_model_with_another_template_reads_its_own(
+    policy: Path, tmp_path: Path
+) -> None:
+    """Its tokens are those of the policy, and it has learned to read other chats."""
+    alike = tiny_tokenizer(tmp_path / "alike")
+    bare = tiny_tokenizer(tmp_path / "bare", chat=None)
+    own = tiny_tokenizer(tmp_path / "own", chat=OWN_CHAT)
+    folders = (policy, alike, bare, own)
+    found = [reads_tokens(policy, folder, chat=True) for folder in folders]
+    assert found == [True, True, True, False]
+    assert reads_tokens(policy, own, chat=False)
+    block = {"model": {"path": str(own)}}
+    job = ScorerScenario(model=policy, component="reward", block=block).job
+    assert job.config.env.chat
+    assert reads_text(job, "reward")
+    sample = made_up_samples(groups=1)[0][0]
+    told = replace(sample, transcript=TWO_TURNS)
+    text = Tokenizer.load(own).decode(retokenized(job, own)(told), special=True)
+    assert text == (
+        "[user] guess<eos>[assistant] 4<eos>[user] higher<eos>[assistant] 6<eos>"
+    )
 
 
 def test_env_ranks_add_text_for_those_who_read_it(policy: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,9 @@ HEADS = (
     "value_head.weight",
     "v_head.summary.weight",
 )
+# Samples of a weight that are compared with another weight, and bytes of each
+_SAMPLES = 64
+_SAMPLE = 1 << 16
 
 
 def stored_heads(head: str) -> tuple[str, ...]:
@@ -123,6 +127,45 @@ def file_shapes(file: Path) -> dict[str, list[int]]:
     with contextlib.suppress(OSError, ValueError):
         shapes = {name: of["shape"] for name, of in _header(file).items()}
     return shapes
+
+
+def weights_differ(folder: Path, one: str, other: str) -> bool:
+    """Return whether two weights of the same size in a folder differ, by samples of their bytes.
+
+    Return False if a weight is missing or cannot be read, or if they have other sizes or dtypes.
+    """
+    found = []
+    for name in (one, other):
+        for file in sorted(folder.glob("*.safetensors")):
+            with contextlib.suppress(OSError, ValueError):
+                header = _header(file)
+                if name in header:
+                    found.append((file, header[name]))
+                    break
+    if len(found) < 2:
+        return False
+    (file, of_one), (other_file, of_other) = found
+    kinds = [(of["dtype"], of["shape"]) for of in (of_one, of_other)]
+    if kinds[0] != kinds[1]:
+        return False
+    return any(
+        left != right
+        for left, right in zip(
+            _samples(file, of_one), _samples(other_file, of_other), strict=True
+        )
+    )
+
+
+def _samples(file: Path, of: dict[str, Any]) -> Iterator[bytes]:
+    """Yield bytes of a weight at even distances. `of`: its entry in the header of the file. Raises OSError."""
+    first, behind = of["data_offsets"]
+    with file.open("rb") as opened:
+        begin = 8 + int.from_bytes(opened.read(8), "little") + first
+        size = behind - first
+        step = max(_SAMPLE, size // _SAMPLES)
+        for at in range(0, size, step):
+            opened.seek(begin + at)
+            yield opened.read(min(_SAMPLE, size - at))
 
 
 def unread_weights(folder: Path) -> str | None:

@@ -40,6 +40,7 @@ from rlplace.metrics import (
 )
 from rlplace.models.folders import existing_folder
 from rlplace.models.template_dates import date_problems
+from rlplace.models.tied_heads import head_problems
 from rlplace.models.unused_layers import layer_problems
 from rlplace.placement.counts import Count
 from rlplace.placement.language.spec import role_of
@@ -140,8 +141,9 @@ class LanguageModelJob(TrainedJob):
                 eval_prompts=runner.eval_prompts,
                 rendered=rendered,
             )
-            if folder is not None:
-                yield from layer_problems(folder)
+            for key, own in _folders_of_decoders(config):
+                yield from layer_problems(own, key)
+                yield from head_problems(own, key)
             if folder is not None and config.env.chat:
                 yield from date_problems(folder, config.env.template)
         yield from check_variant(config)
@@ -389,3 +391,19 @@ def worker_of(config: LanguageModelJobConfig, component: str) -> type[Worker]:
     if role == "reward":
         return rewards[config.reward_of(component).kind]
     return roles[role]
+
+
+def _folders_of_decoders(config: LanguageModelJobConfig) -> Iterator[tuple[str, Path]]:
+    """Yield (config key, folder) of the models that give log-probabilities, as far as the folders exist.
+
+    These are the actor's, and own models of a reference and of a teacher.
+    """
+    models = {"actor": config.model}
+    if "reference" in config.placed:
+        models["reference"] = config.reference.model
+    if "teacher" in config.placed:
+        models["teacher"] = config.teacher.model
+    for component, model in models.items():
+        folder = existing_folder(model)
+        if folder is not None:
+            yield f"{component}.model.path", folder

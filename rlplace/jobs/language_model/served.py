@@ -41,6 +41,7 @@ from rlplace.jobs.language_model.rules.own_engine import own_engine_problems
 from rlplace.jobs.language_model.staged import StagedTextJob
 from rlplace.jobs.notes import missing_problems
 from rlplace.models.folders import existing_folder
+from rlplace.models.tied_heads import head_problems
 from rlplace.models.unused_layers import layer_problems
 from rlplace.placement.channels import ChannelPlan, channel_plan, plan_weights
 from rlplace.placement.counts import Count
@@ -126,6 +127,7 @@ class ServedJob(StagedTextJob):
         folder = existing_folder(config.model)
         if folder is not None:
             yield from layer_problems(folder)
+            yield from head_problems(folder)
         if config.rollout.own:
             yield from own_engine_problems(config.rollout)
 

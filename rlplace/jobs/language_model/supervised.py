@@ -42,6 +42,7 @@ from rlplace.jobs.notes import missing_problems
 from rlplace.metrics import CUT_ROWS
 from rlplace.models.folders import existing_folder
 from rlplace.models.template_dates import date_problems
+from rlplace.models.tied_heads import head_problems
 from rlplace.models.unused_layers import layer_problems
 from rlplace.placement.channels import ChannelPlan, channel_plan
 from rlplace.placement.language.hybrid import HybridComponentPlacement
@@ -108,6 +109,7 @@ class SupervisedJob(StagedTextJob):
         if config.runner.eval_every:
             yield from _held_out_problems(config)
         yield from layer_problems(folder)
+        yield from head_problems(folder)
         if config.env.chat:
             yield from date_problems(folder, config.env.template)
 

@@ -1028,7 +1028,10 @@ def _for_hydra(override: Override, line: CommandLine, places: Sequence[str]) -> 
             "renamed-key", key, word, error="preset", path=_PRESET, value=value
         )
     if key == MODEL:
-        raise config_error("renamed-key", MODEL, word, error="model-group", value=value)
+        # A folder, or a name with its owner
+        is_path = "/" in value and value not in group_names(MODEL, line.folders)
+        error = "model-of-hub" if is_path else "model-group"
+        raise config_error("renamed-key", MODEL, word, error=error, value=value)
     # Overrides that Hydra takes as they are
     is_model_key = ".model." in key and not key.startswith("actor.model.kwargs.")
     block, _, leaf = key.rpartition(".")

@@ -42,6 +42,7 @@ _FORMS = {
     "epsilon": "eps",
     "estimator": "estimators",
     "eval": "evaluation evaluate val valid validation test testing evals",
+    "exploration": "explore exploring expl",
     "every": "interval freq frequency period periods each",
     "gradient": "grad grads gradients",
     "group": "groups",
@@ -80,7 +81,7 @@ _FORMS = {
     "ratio": "range ratios",
     "reference": "ref",
     "replay": "buffer rb",
-    "response": "responses completion completions answer answers",
+    "response": "responses completion completions answer answers generations",
     "resume": "restore restart_from",
     "return": "returns",
     "reward": "rewards rew",
@@ -138,6 +139,8 @@ _MEASURE = 0.35
 _BOUND = "min"
 # Words that a name of the same block may have besides: seeds and num_seeds
 _COUNTS = {"total", "max", "number"}
+# A word of them that is lost, where another one is added: num_turns and max_turns
+_COUNTED = {"number"}
 # Of a name in another block than that of the unknown name
 _OTHER_BLOCK = 0.8
 # From here a name is one to ask about: more than half of the words
@@ -264,7 +267,8 @@ def _compared(
         likeness *= _OTHER_BLOCK
     if likeness < _LEAST:
         return None
-    is_sure = not lost and not (added - (_COUNTS if is_here else set()))
+    is_counted = is_here and lost <= _COUNTED and bool(added)
+    is_sure = (not lost or is_counted) and not (added - (_COUNTS if is_here else set()))
     return Likely(known, likeness, is_sure)
 
 

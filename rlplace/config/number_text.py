@@ -8,7 +8,8 @@ from typing import NamedTuple
 
 from rlplace.config.yaml_text import show
 
-_SECONDS = {
+_SECONDS: dict[str, float] = {
+    **dict.fromkeys(("ms", "millisecond", "milliseconds"), 0.001),
     **dict.fromkeys(("s", "sec", "secs", "second", "seconds"), 1),
     **dict.fromkeys(("m", "min", "mins", "minute", "minutes"), 60),
     **dict.fromkeys(("h", "hr", "hrs", "hour", "hours"), 3600),
@@ -60,11 +61,14 @@ def as_number(text: str, of: object) -> str | None:
 
     For example, YAML 1.1 reads `3e-4` as a text; the result is `3.0e-4`. `of`: type of the number, int or float.
     """
-    # A remark or a comma behind it, as in Python
+    # A remark or a comma behind it, as in Python; a remark in brackets
     text = re.sub(r"\s*(?:#|//).*$", "", text)
-    text = text.strip().removesuffix(",").strip()
-    # What is counted: `100 iterations`
-    text = re.sub(rf"(?<=[0-9])\s+(?:{_COUNTED})s?$", "", text, flags=re.IGNORECASE)
+    text = re.sub(r"(?<=[0-9])\s*\([^()]*\)$", "", text)
+    text = text.strip().removesuffix(",").removesuffix(";").strip()
+    # A sign in front of it: `~0.2`, `=64`, and `:8000` of a port
+    text = re.sub(r"^(?:~|≈|==?|:)\s*(?=[0-9.])", "", text)
+    # What is counted: `100 iterations`, `8gpus`
+    text = re.sub(rf"(?<=[0-9])\s*(?:{_COUNTED})s?$", "", text, flags=re.IGNORECASE)
     if re.fullmatch(r"[-+]?[0-9]+", text):
         return str(int(text))
     # In words, or with a product behind it: five, 8xA100
@@ -171,10 +175,12 @@ def as_seconds(text: str, name: str) -> str | None:
     if clock is not None:
         hours, minutes, seconds = (int(part) for part in clock.groups())
         return str(hours * 3600 + minutes * 60 + seconds)
-    found = re.fullmatch(r"\s*([0-9]+)\s*([a-z]+)\s*", text.lower())
-    if found is None or found[2] not in _SECONDS:
+    # Parts with a unit each: 1.5h, 2h30m, 500 ms
+    parts = re.findall(r"([0-9]+(?:\.[0-9]+)?)\s*([a-z]+)\s*", text.lower())
+    whole = re.fullmatch(r"\s*(?:[0-9]+(?:\.[0-9]+)?\s*[a-z]+\s*)+", text.lower())
+    if whole is None or any(unit not in _SECONDS for _, unit in parts):
         return None
-    return str(int(found[1]) * _SECONDS[found[2]])
+    return f"{sum(float(number) * _SECONDS[unit] for number, unit in parts):.12g}"
 
 
 def as_rate(text: str, name: str) -> str | None:

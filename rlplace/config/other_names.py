@@ -20,7 +20,8 @@ _KEYS = {
     "cluster.accelerators_per_node": "nproc_per_node n_gpus_per_node num_gpus_per_node gpus_per_node accelerators",
     "cluster.accelerator.memory": "gpu_memory gpu_mem vram gpu_memory_gb device_memory memory_per_gpu",
     "cluster.num_nodes": "num_machines machines nnodes n_nodes N",
-    "runner.total_iterations": "total_training_steps num_iterations num_rollout iterations max_iterations num_updates "
+    "runner.total_iterations": "total_train_steps total_training_steps num_iterations num_rollout iterations "
+    "max_iterations num_updates "
     "training_iterations",
     "algorithm.tis_cap": "tis_imp_ratio_cap",
     "actor.router_loss_coef": "aux_loss_coef router_aux_loss_coef",
@@ -31,41 +32,51 @@ _KEYS = {
     "checkpoint.keep_last": "keep save_total_limit max_ckpt_to_keep max_ckpt_num",
     "runner.eval_every": "eval_steps val_check_interval",
     "runner.eval_episodes": "n_eval_episodes num_eval_episodes",
-    "runner.stop_at_return": "target_reward reward_threshold target_return",
+    "runner.stop_at_return": "early_stop_reward early_stopping_reward stop_reward stop_return stop_at_reward "
+    "goal_reward goal_return reward_goal target_score solved_reward solved_at success_threshold target_reward "
+    "reward_threshold target_return",
     "algorithm.name": "adv_estimator advantage_estimator adv_type algo",
-    "algorithm.prompts": "rollout_batch_size num_prompts",
-    "algorithm.samples_per_prompt": "num_return_sequences rollouts_per_prompt responses_per_prompt "
+    "algorithm.prompts": "num_prompts_per_step rollout_batch_size num_prompts",
+    "algorithm.samples_per_prompt": "n_samples num_generations_per_prompt num_samples_per_prompt "
+    "samples_per_question answers_per_prompt num_answers num_responses responses_per_question num_return_sequences "
+    "rollouts_per_prompt responses_per_prompt "
     "completions_per_prompt num_completions n n_samples_per_prompt group_size "
     "num_return_sequences_in_group num_generations",
     "algorithm.max_new_tokens": "max_response_length response_length generate_max_len "
     "rollout_max_response_len max_tokens max_completion_length",
     "algorithm.max_prompt_length": "prompt_max_len prompt_length rollout_max_prompt_len max_prompt_len",
-    "algorithm.train_batch": "global_batch_size",
-    "algorithm.dual_clip": "clip_ratio_c",
+    "algorithm.train_batch": "train_global_batch_size global_batch_size",
+    "algorithm.dual_clip": "c_clip ratio_clip_c clip_ratio_c",
     "algorithm.kl_estimator": "kl_type kl_penalty kl_penalty_type kl_loss_type",
-    "algorithm.kl_coef": "kl kl_weight init_kl_coef kl_beta beta kl_loss_coef",
-    "algorithm.entropy_coef": "entropy_bonus entropy_loss_coef",
+    "algorithm.kl_coef": "kl_ctl kl kl_weight init_kl_coef kl_beta beta kl_loss_coef",
+    "algorithm.entropy_coef": "entropy_loss_weight entropy_weight ent_weight entropy_bonus entropy_loss_coef",
     "algorithm.gamma": "gae_gamma discount discount_factor",
     "algorithm.gae_lambda": "lam lambda lambd",
     "algorithm.rollout_steps": "n_steps num_steps rollout_length horizon horizon_length "
     "num_steps_per_env rollout_fragment_length",
-    "algorithm.num_minibatches": "minibatches nminibatches num_mini_batches",
-    "algorithm.epochs": "noptepochs k_epochs ppo_epochs update_epoch update_epochs n_epochs num_epochs mini_epochs "
+    "algorithm.num_minibatches": "n_minibatches minibatches nminibatches num_mini_batches",
+    "algorithm.epochs": "update_epochs_per_batch noptepochs k_epochs ppo_epochs update_epoch update_epochs n_epochs "
+    "num_epochs mini_epochs "
     "num_learning_epochs num_sgd_iter",
-    "algorithm.clip_ratio_low": "clip clip_ratio eps_clip cliprange clip_range clip_eps eps_clip_low epsilon "
+    "algorithm.clip_ratio_low": "pg_clip pg_clip_low ratio_clip_min ratio_clip_eps clip clip_ratio eps_clip "
+    "cliprange clip_range clip_eps eps_clip_low epsilon "
     "clip_param clip_coef clip_epsilon e_clip",
-    "algorithm.clip_ratio_high": "clip_higher clip_high eps_clip_high clip_eps_high epsilon_high",
-    "algorithm.value_clip": "cliprange_value value_clip_eps clip_range_vf",
+    "algorithm.clip_ratio_high": "eps_clip_higher pg_clip_high ratio_clip_max clip_higher clip_high eps_clip_high "
+    "clip_eps_high epsilon_high",
+    "algorithm.value_clip": "clip_value value_clip_range vf_clip_range clip_range_value "
+    "cliprange_value value_clip_eps clip_range_vf",
     "algorithm.value_coef": "value_loss_weight value_weight vf_coef value_loss_coef critic_coef vf_loss_coeff",
-    "algorithm.normalize_advantages": "norm_adv adv_norm normalize_adv",
+    "algorithm.normalize_advantages": "advantage_batch_normalize norm_adv adv_norm normalize_adv",
     "algorithm.normalize_observations": "obs_norm norm_obs normalize_obs normalize_input",
     "algorithm.normalize_rewards": "reward_norm norm_reward normalize_reward",
     "algorithm.loss": "loss_agg_mode",
     "algorithm.ratio": "importance_sampling_level",
     "algorithm.dynamic_sampling": "filter_groups",
-    "algorithm.sequence_length": "max_seq_length max_sequence_length cutoff_len max_model_len max_seq_len "
+    "algorithm.sequence_length": "max_total_sequence_length seq_length rollout_max_context_len max_seq_length "
+    "max_sequence_length cutoff_len max_model_len max_seq_len "
     "vllm_max_model_length vllm_max_model_len",
-    "env.total_num_envs": "total_envs num_envs n_envs num_parallel num_parallel_envs parallel_envs",
+    "env.total_num_envs": "envs num_env n_env nenvs env_count number_of_envs n_parallel_envs total_envs num_envs "
+    "n_envs num_parallel num_parallel_envs parallel_envs",
     "env.id": "env_id gym_id env_name environment",
     "env.kind": "simulator_type simulator sim_type env_type",
     "env.max_episode_steps": "episode_length max_episode_length max_episode_len time_limit",
@@ -75,7 +86,15 @@ _KEYS = {
     "reward.url": "remote_rm_url",
     "reward.head": "value_head_prefix",
     "runner.seed": "seeds random_seed random_state",
-    "faults.restarts": "max_restarts",
+    "faults.on_poison": "on_nan nan_policy on_nonfinite on_non_finite on_inf nan_action",
+    "env.max_turns": "num_turns n_turns max_rounds max_user_turns max_assistant_turns max_interactions",
+    "serve.host": "bind bind_address bind_host listen listen_address server_host hostname",
+    "serve.port": "listen_port server_port http_port",
+    "serve.session_timeout_s": "idle_timeout client_timeout session_timeout",
+    "serve.body": "max_body max_body_size max_request_size",
+    "serve.model_name": "served_model_name",
+    "faults.restarts": "num_restarts restart_limit max_worker_restarts "
+    "max_recoveries max_restarts",
     "resume": "resume_path resume_from resume_from_path resume_from_checkpoint resume_mode load_checkpoint "
     "load_from_checkpoint load_path restore",
     ".optimizer": "optim",
@@ -83,9 +102,9 @@ _KEYS = {
     ".optimizer.beta1": "adam_beta1",
     ".optimizer.beta2": "adam_beta2",
     ".optimizer.eps": "adam_eps adam_epsilon",
-    ".optimizer.on_host": "adam_offload",
-    ".optimizer.max_grad_norm": "grad_clip clip_grad max_norm",
-    ".optimizer.warmup_steps": "lr_warmup_steps",
+    ".optimizer.on_host": "optimizer_cpu_offload adam_offload",
+    ".optimizer.max_grad_norm": "gradient_clipping clip_grad_norm grad_clip clip_grad max_norm",
+    ".optimizer.warmup_steps": "num_warmup_steps lr_warmup_iters lr_warmup_steps",
     ".optimizer.schedule": "lr_scheduler_type lr_scheduler lr_schedule lr_decay_style",
     ".model.activation": "activation_fn act_fn nonlinearity",
     ".model.hidden": "hidden_layer_sizes net_arch hidden_sizes hidden_dims hidden_layers mlp_units",
@@ -97,9 +116,10 @@ _KEYS = {
     ".checkpointing": "activation_checkpointing recompute use_gradient_checkpointing gradient_checkpointing "
     "enable_gradient_checkpointing",
     ".activation_offload": "enable_activation_offload enable_activation_offloading activation_offloading",
-    ".micro_batch": "micro_batch_size micro_batch_size_per_gpu micro_train_batch_size "
+    ".micro_batch": "micro_train_batch_size_per_gpu train_micro_batch_size micro_batch_size "
+    "micro_batch_size_per_gpu micro_train_batch_size "
     "ppo_micro_batch_size_per_gpu per_device_train_batch_size log_prob_micro_batch_size_per_gpu",
-    ".token_budget": "max_tokens_per_gpu ppo_max_token_len_per_gpu train_max_tokens_per_gpu",
+    ".token_budget": "max_tokens_per_mb max_tokens_per_gpu ppo_max_token_len_per_gpu train_max_tokens_per_gpu",
     ".weights": "model_dtype",
     "rollout.engine": "backend rollout_backend",
     "rollout.action_chunk": "chunk_size num_action_chunks action_horizon",
@@ -112,6 +132,10 @@ _KEYS = {
     "rollout.enable_offload": "vllm_enable_sleep vllm_enable_sleep_mode enable_sleep_mode",
     ".enable_offload": "deepspeed_enable_sleep offload_train",
     "reference.enable_offload": "ref_reward_offload",
+    "reference.micro_batch": "logprob_batch_size infer_batch_size micro_forward_batch_size_per_gpu",
+    "rollout.min_tokens": "min_new_tokens",
+    "runner.eval_temperature": "val_temperature",
+    "runner.eval_top_p": "val_top_p",
 }
 KEYS: Mapping[str, str] = {
     theirs: ours for ours, names in _KEYS.items() for theirs in names.split()
@@ -131,7 +155,8 @@ _OFF_POLICY_KEYS = {
     "eps_timesteps epsilon_timesteps",
     "algorithm.target_every": "target_update_interval target_network_frequency",
     "algorithm.policy_delay": "policy_freq policy_frequency policy_update_freq actor_update_interval",
-    "algorithm.exploration_noise": "expl_noise action_noise",
+    "algorithm.exploration_noise": "expl_noise action_noise explore_noise explore_noise_std exploration_noise_std "
+    "expl_noise_std exploration_std action_noise_std",
     "algorithm.target_noise": "policy_noise target_policy_noise",
     "algorithm.target_noise_clip": "noise_clip",
     "algorithm.epsilon_start": "exploration_initial_eps start_e eps_start",
@@ -152,10 +177,20 @@ _OFF_POLICY_KEYS = {
 OFF_POLICY_KEYS: Mapping[str, str] = {
     theirs: ours for ours, names in _OFF_POLICY_KEYS.items() for theirs in names.split()
 }
+# Names for the keys of an item that names code: its name, and its arguments
+_NAMES_OF_ITEMS = {
+    **dict.fromkeys(
+        ("class", "cls", "type", "id", "kind", "target", "_target_"), "name"
+    ),
+    **dict.fromkeys(
+        ("args", "arguments", "params", "parameters", "options", "config"), "kwargs"
+    ),
+}
 # Names that have this meaning in one block only.
 BELOW: Mapping[str, Mapping[str, str]] = {
     "rollout": {
         "name": "rollout.engine",
+        "offload_to_cpu": "rollout.enable_offload",
         "enable_sleep_mode": "rollout.enable_offload",
         "vllm_enable_sleep": "rollout.enable_offload",
     },
@@ -163,6 +198,7 @@ BELOW: Mapping[str, Mapping[str, str]] = {
         "name": "env.id",
         "task": "env.id",
         "max_steps": "env.max_episode_steps",
+        "offload_to_cpu": "env.enable_offload",
         "horizon": "env.max_episode_steps",
     },
     "algorithm": {
@@ -182,8 +218,16 @@ BELOW: Mapping[str, Mapping[str, str]] = {
         **dict.fromkeys(("type", "name"), "critic.optimizer.kind"),
         "epsilon": "critic.optimizer.eps",
     },
-    "critic": {"warmup": "critic.warmup_iterations"},
+    "serve": {"timeout": "serve.session_timeout_s"},
+    "critic": {
+        "warmup": "critic.warmup_iterations",
+        "offload_to_cpu": "critic.enable_offload",
+    },
     "reward": dict.fromkeys(("coef", "scale", "coefficient"), "reward.weight"),
+    **{
+        role: {"offload_to_cpu": f"{role}.enable_offload"}
+        for role in ("reference", "teacher")
+    },
     "replay": {
         "alpha": "replay.priority_exponent",
         "beta": "replay.priority_correction",
@@ -228,6 +272,68 @@ BELOW: Mapping[str, Mapping[str, str]] = {
             ("placement", "place", "to", "components"), "component_placement"
         ),
     },
+    "cluster.nodes": {
+        **dict.fromkeys(
+            (
+                "num_gpus",
+                "n_gpus",
+                "gpus",
+                "gpu_count",
+                "num_accelerators",
+                "devices",
+                "gpus_per_node",
+            ),
+            "accelerators",
+        ),
+        **dict.fromkeys(
+            (
+                "gpu_type",
+                "gpu",
+                "gpu_name",
+                "gpu_model",
+                "type",
+                "accelerator_type",
+                "device_type",
+                "accelerator",
+            ),
+            "product",
+        ),
+        **dict.fromkeys(
+            ("num", "n", "nodes", "num_nodes", "number", "machines", "replicas"),
+            "count",
+        ),
+        **dict.fromkeys(
+            ("ram", "host_ram", "cpu_memory", "system_memory", "main_memory"),
+            "host_memory",
+        ),
+        **dict.fromkeys(("vram", "gpu_memory", "memory_per_gpu", "hbm"), "memory"),
+        **dict.fromkeys(("nvlink", "nvlink_bandwidth"), "nvlink_gb_per_s"),
+        **dict.fromkeys(("pcie", "pcie_bandwidth"), "pcie_gb_per_s"),
+        **dict.fromkeys(
+            ("network", "network_bandwidth", "bandwidth", "infiniband", "ib"),
+            "network_gb_per_s",
+        ),
+    },
+    "env.rewards": {
+        **_NAMES_OF_ITEMS,
+        **dict.fromkeys(
+            (
+                "func",
+                "fn",
+                "function",
+                "reward",
+                "reward_fn",
+                "reward_func",
+                "reward_function",
+            ),
+            "name",
+        ),
+        **dict.fromkeys(
+            ("coef", "coefficient", "scale", "w", "factor", "reward_weight"), "weight"
+        ),
+    },
+    "env.wrappers": _NAMES_OF_ITEMS,
+    "runner.callbacks": _NAMES_OF_ITEMS,
     # verl's block of the data set
     "data": {
         "train_batch_size": "algorithm.prompts",
@@ -332,6 +438,7 @@ NEEDLESS = {
     ),
     "api_key": "keys are not written in a config: api_key_env names the variable of the environment that has it",
     "precision": "weights and compute of the component, and dtype of rollout, say it",
+    "use_gae": "advantages of PPO are estimated by GAE; gae_lambda: 1.0 makes them sums of rewards",
     "is_lora": "LoRA is trained if the component has lora_rank",
     "use_peft": "LoRA is trained if the component has lora_rank",
     "use_remove_padding": "samples are always packed without padding",
@@ -353,7 +460,17 @@ NEEDLESS = {
         "the policies of simulators learn by Adam, with decoupled weight decay",
     ),
     "ortho_init": "the layers of a policy are initialised orthogonally",
-    "logging_steps": "metrics of every iteration are written",
+    **dict.fromkeys(
+        ("logging_steps", "logging_first_step", "logging_strategy"),
+        "metrics of every iteration are written",
+    ),
+    "framework": "everything is trained with torch",
+    "disable_dropout": "models are trained without dropout",
+    "shuffle": "prompts and samples are drawn in random order",
+    **dict.fromkeys(
+        ("use_torch_compile", "torch_compile", "compile"),
+        "passes of training are not compiled; rollout.enforce_eager: false compiles those of the engine",
+    ),
     "load_in_4bit": "weights of 4 and 8 bits are not trained",
     "load_in_8bit": "weights of 4 and 8 bits are not trained",
     "training_backend": "the actor is trained by FSDP; its zero_stage says what ranks share",
@@ -444,6 +561,24 @@ ABSENT = {
         "runner.eval_every says when held-out prompts are asked",
     ),
     "policy": "the networks are perceptrons; actor.hidden has the sizes of their layers",
+    "log_completions": "runner.samples says how many samples of each iteration are kept to be read",
+    "stats_window_size": "returns are means of the last 100 episodes",
+    **dict.fromkeys(
+        ("sync_ref_model", "ref_model_sync_steps", "ref_model_mixup_alpha"),
+        "the reference stays as it is",
+    ),
+    "batch_mode": "an iteration has algorithm.rollout_steps steps of each environment, whole episodes or not",
+    **dict.fromkeys(
+        (
+            "balance_batch",
+            "load_format",
+            "layered_summon",
+            "dataloader_num_workers",
+            "pin_memory",
+            "drop_last",
+        ),
+        "it is decided without a key",
+    ),
     "vllm_mode": "where engines are follows from component_placement",
     "vllm_sync_backend": "the transport of the weights follows from the placement",
     "vllm_sync_with_ray": "the transport of the weights follows from the placement",
@@ -597,6 +732,13 @@ COMPONENTS = {
     **dict.fromkeys(("replay_buffer", "buffer"), "replay"),
     "inference": "",  # RLinf's component that recomputes log-probabilities; here the actor does that
 }
+# Name of another library -> components that it may mean equally well, where neither is placed
+SEVERAL_COMPONENTS: Mapping[str, tuple[str, ...]] = {
+    "policy": ("actor", "rollout"),
+    "model": ("actor", "rollout"),
+    "worker": ("actor", "rollout", "env"),
+    "workers": ("actor", "rollout", "env"),
+}
 # Component that a job may lack -> what does its work there.
 WITHOUT_LINE = {
     "critic": "the actor has the networks that estimate values",
@@ -705,6 +847,8 @@ LIBRARIES = {
     "gconfig": "areal",
     "trainer": "verl",
     "data": "verl",
+    "grpo": "nemo_rl",
+    "loss_fn": "nemo_rl",
 }
 # A block of LIBRARIES that others have as well
 DATA = "data"
@@ -733,7 +877,9 @@ def in_our_words(name: str, value: object) -> tuple[str, object] | None:
     # An option of a command line has a text: --anneal-lr False
     if str(value).lower() in ("true", "false"):
         value = str(value).lower() == "true"
-    if name in _SWITCHED_SINKS and value is True:
+    # A block of the tracker's own settings, such as its project
+    is_on = isinstance(value, Mapping) and value.get("enabled", True) is True
+    if name in _SWITCHED_SINKS and (value is True or is_on):
         return "runner.sinks", [*_USUAL_SINKS, name]
     if name in _LISTS_OF_SINKS:
         named = [value] if isinstance(value, str) else value
@@ -855,6 +1001,13 @@ def in_several_keys(name: str, value: Any) -> Mapping[str, object]:
     falling = re.fullmatch(r"lin_([0-9.e-]+)", str(value))
     if name in ("learning_rate", "lr") and falling is not None:
         return {".optimizer.lr": float(falling[1]), ".optimizer.schedule": "linear"}
+    # With the word of its schedule behind it: 3e-4 linear
+    course = re.fullmatch(
+        r"([0-9.]+(?:e-?[0-9]+)?)[ ,]*\(?(linear|cosine|constant)(?:[ _]decay)?\)?",
+        str(value).strip().lower(),
+    )
+    if name in ("learning_rate", "lr") and course is not None:
+        return {".optimizer.lr": float(course[1]), ".optimizer.schedule": course[2]}
     if name in ("kl_loss_coef", "beta", "kl_beta") and is_number and value:
         # Of the estimators, k1 has no gradient as a loss
         return {

@@ -853,7 +853,7 @@ def _of_library(library: str, written: Mapping[str, object], found: Found) -> No
             for path, value in _leaves(key, written[key]):
                 # A block of settings of the run has no block here
                 name = path.removeprefix("actor_rollout_ref.")
-                name = name.removeprefix("trainer.")
+                name = re.sub(r"^(?:trainer|grpo|loss_fn)\.", "", name)
                 if name.startswith("model."):
                     name = f"actor.{name}"
                 meant = None

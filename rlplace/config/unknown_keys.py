@@ -102,6 +102,12 @@ _PLACES = (
 )
 # In the name of a model: the number of its weights, such as 8b
 _SIZE = re.compile(r"(?<![a-z0-9.])([0-9]+(?:\.[0-9]+)?)b(?![a-z0-9])")
+# Names of other libraries for the folder of a model
+_NAMES_OF_MODELS = tuple(
+    theirs
+    for theirs, ours in MODEL_NAMES.items()
+    if ours == "path" and theirs != "name"
+)
 # Path of an item of a list
 _ITEM = re.compile(r"[\w.]+\[[0-9]+\]")
 # Words that mean something else in each block
@@ -114,6 +120,8 @@ _OF_MACHINES = re.compile(
 )
 # Keys that are offered to choose from, at most
 _MOST_OFFERED = 4
+# Blocks of other libraries inside of a component's block, which have no block here
+_WITHIN = ("kwargs", "config", "cfg", "args", "settings", "vllm_cfg", "dtensor_cfg")
 # Components with a trained model, and all with a model of the same kind
 _TRAINED = ("actor", "critic")
 _WITH_MODELS = {*_TRAINED, "reference", "reward", "teacher"}
@@ -208,11 +216,11 @@ class UnknownKey:
 
         A word of another library becomes the word of rlplace, and a text such as 5min becomes a number.
         """
-        ours = self._in_our_words(place, value)
+        ours = self.in_our_form(place, value)
         refusal = _refusal(place, ours, self)
         return ours if refusal is None else refusal.meant(ours)
 
-    def _in_our_words(self, place: str, value: object) -> object:
+    def in_our_form(self, place: str, value: object) -> object:
         """Return the value for the key at a path: a word of another library becomes the word of rlplace."""
         hint = self._hint(place)
         choices = [
@@ -270,6 +278,8 @@ class UnknownKey:
         if isinstance(self.value, Mapping):
             kinds = {typing.get_origin(option) for option in options}
             return bool(blocks_in(hint)) or not kinds.isdisjoint({tuple, Mapping})
+        if isinstance(self.value, int | float):
+            return not blocks_in(hint)
         return True
 
 
@@ -327,7 +337,9 @@ def _of_its_name(unknown: UnknownKey) -> _Reading | None:
         _removed,
         _of_hydra,
         _of_placement,
+        _of_item,
         _of_component,
+        _of_tracker,
         _several_keys,
         _converted,
         _in_several_keys,
@@ -422,6 +434,17 @@ def _of_change(unknown: UnknownKey) -> _Reading | None:
     return _Reading("meant", {"line": f"component_placement: {show(places)}"})
 
 
+def _of_item(unknown: UnknownKey) -> _Reading | None:
+    """Read the key of an item of a list as another name for one of its keys: `{func: math_answer, coef: 0.5}`."""
+    if _ITEM.fullmatch(unknown.above) is None:
+        return None
+    path = unknown.above.partition("[")[0]
+    ours = BELOW.get(path, {}).get(unknown.name)
+    if ours not in unknown.fields or ours in _item_at(unknown.written, unknown.above):
+        return None
+    return _set(f"{unknown.above}.{ours}", unknown.value, unknown)
+
+
 def placed_at(component: str, place: object, written: object) -> str:
     """Return the config line that places a component. `place`: its accelerators. `written`: the whole config.
 
@@ -440,11 +463,52 @@ def _of_component(unknown: UnknownKey) -> _Reading | None:
     component = OTHER_COMPONENTS.get(unknown.name)
     if unknown.above or not component or not isinstance(unknown.value, Mapping):
         return None
-    places = [f"{component}.{name}" for name in unknown.value]
-    if not places or not {*places} <= {*unknown.places}:
+    pairs: list[tuple[str, object]] = []
+    for name, value in _leaves_of(unknown.value):
+        path = _in_our_blocks(f"{component}.{name}", unknown.places)
+        steps = path.rpartition(".")[0].split(".")
+        fields = fields_of(block_at(unknown.config, unknown.job, steps), unknown.job)
+        place = path
+        if path not in unknown.places:
+            place = _place_of(path, fields, unknown.places, unknown.written) or ""
+        if place not in unknown.places:
+            return None
+        pairs.append((place, unknown.worded(place, value)))
+    if not pairs:
         return None
-    pairs = [*zip(places, unknown.value.values(), strict=True)]
     return _Reading("of-many-elsewhere", {"line": _lines(pairs, unknown)})
+
+
+def _leaves_of(block: Mapping[str, object]) -> list[tuple[str, object]]:
+    """Return (path, value) of each plain value in a block."""
+    leaves: list[tuple[str, object]] = []
+    for name, value in block.items():
+        if isinstance(value, Mapping) and value:
+            leaves += [(f"{name}.{path}", of) for path, of in _leaves_of(value)]
+        else:
+            leaves.append((name, value))
+    return leaves
+
+
+def _of_tracker(unknown: UnknownKey) -> _Reading | None:
+    """Read the key as the block of a tracker, such as `wandb: {project: rl}`: its settings are variables."""
+    ours = in_our_words(unknown.name, unknown.value)
+    if not isinstance(unknown.value, Mapping) or ours is None:
+        return None
+    place, value = ours
+    if place not in unknown.places:
+        return None
+    name = unknown.name.upper()
+    settings = [
+        f"{name}_{key.upper()}={show(of)}"
+        for key, of in unknown.value.items()
+        if isinstance(of, str)
+    ]
+    facts = {
+        "line": _lines([(place, value)], unknown),
+        "settings": " ".join(settings) or f"{name}_PROJECT",
+    }
+    return _Reading("tracker", facts)
 
 
 def _several_keys(unknown: UnknownKey) -> _Reading | None:
@@ -683,6 +747,9 @@ def _of_prefix(unknown: UnknownKey) -> _Reading | None:
             continue
         below = dataclasses.replace(unknown, key=f"{role}.{name}", fields={})
         place, value = below.meant()
+        names_model = name in ("model", *_NAMES_OF_MODELS)
+        if names_model and isinstance(value, str) and f"{role}.model" in unknown.places:
+            return _model_of(role, value, unknown)
         if place is None or not place.startswith(f"{role}."):
             continue
         if role in unknown.roles_left_out:
@@ -692,6 +759,14 @@ def _of_prefix(unknown: UnknownKey) -> _Reading | None:
             "of-many-elsewhere", {"line": _lines([(place, value)], unknown)}
         )
     return None
+
+
+def _model_of(role: str, path: str, unknown: UnknownKey) -> _Reading:
+    """Read an unknown key as the folder of a component's model, which is placed with it if it has no place yet."""
+    pairs: list[tuple[str, object]] = [(f"{role}.model.path", path)]
+    if role in unknown.roles_left_out:
+        pairs.append((f"{PLACEMENT}.{role}", "<its accelerators, such as 0>"))
+    return _Reading("of-many-elsewhere", {"line": _lines(pairs, unknown)})
 
 
 def _place_known(unknown: UnknownKey) -> bool:
@@ -769,7 +844,7 @@ def _of_likely_names(unknown: UnknownKey) -> _Reading | None:
     lines = lines or _lines_by_meaning(unknown)
     if not lines:
         return None
-    lines = [line.partition(" " * 8)[0] for line in lines]
+    lines = [*dict.fromkeys(line.partition(" " * 8)[0] for line in lines)]
     return _Reading(
         "of-similar-names", {"lines": one_of([*lines, f"leave out {unknown.name}"])}
     )
@@ -839,7 +914,8 @@ def _known_names(unknown: UnknownKey) -> Sequence[Known]:
         component = place.partition(".")[0]
         # A block has no value; a list of blocks has items
         is_block = any(p.startswith(f"{place}.") for p in unknown.places)
-        is_of_machines = _OF_MACHINES.match(place) and not role.startswith("cluster")
+        of_machines = _OF_MACHINES.match(place)
+        is_of_machines = of_machines and role not in ("cluster", component)
         is_other = component in COMPONENTS and component != role and bool(role)
         is_side = component in _SIDE and component != role
         if is_block or is_of_machines or component in left_out:
@@ -880,7 +956,7 @@ def _aliases(has_replay: bool) -> Mapping[str, str]:
 def _as_known(known: Known, unknown: UnknownKey) -> _Reading | None:
     """Return what an unknown key is if a known name is meant; None if the name does not take the value."""
     if known.path in unknown.places:
-        value = unknown.worded(known.path, unknown.value)
+        value = unknown.in_our_form(known.path, unknown.value)
         if isinstance(value, bool) and not unknown.takes(known.path):
             return _switch_of_number(known.path, unknown)
         if not unknown.takes(known.path) or not _accepts(known.path, value, unknown):
@@ -891,13 +967,23 @@ def _as_known(known: Known, unknown: UnknownKey) -> _Reading | None:
     read = _of_its_name(renamed)
     place, value = renamed.meant()
     if read is not None and read.error in ("meant", "meant-elsewhere"):
-        is_taken = place is not None and _accepts(place, value, unknown)
+        # A value of another kind, such as 64 for a list, is not converted where the name is not sure
+        form = renamed.in_our_form(place, unknown.value) if place else value
+        is_taken = place is not None and (
+            _accepts(place, form, unknown) or _is_number_in_text(form, value)
+        )
         if not is_taken and in_our_words(known.name, unknown.value) is None:
             return None
     if read is None and isinstance(unknown.value, bool):
         place = _place_of(key, unknown.fields, unknown.places, unknown.written)
         return None if place is None else _switch_of_number(place, unknown)
     return read
+
+
+def _is_number_in_text(text: object, value: object) -> bool:
+    """Return whether a text became a number: 5min."""
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    return isinstance(text, str) and is_number
 
 
 def _switch_of_number(place: str, unknown: UnknownKey) -> _Reading | None:
@@ -999,6 +1085,9 @@ def _lines_of_block(unknown: UnknownKey) -> list[str]:
                 target = _place_of(f"{place}.{inner}", {}, unknown.places)
         elif f"{unknown.name}_{inner}" in unknown.fields:
             target = f"{above}.{unknown.name}_{inner}".removeprefix(".")
+        elif place is None and key_of(above, f"{unknown.name}_{inner}") is not None:
+            whole = f"{above}.{unknown.name}_{inner}".removeprefix(".")
+            target = _place_of(whole, unknown.fields, unknown.places, unknown.written)
         elif place is None and inner in BELOW.get(unknown.key, {}):
             target = BELOW[unknown.key][inner]
         elif place is None and inner in unknown.fields and above:
@@ -1131,7 +1220,7 @@ def _place_of(
     if "[" in above:
         of_items = BELOW.get(re.sub(r"\[[0-9]+\]", "", above), {})
         theirs = of_items.get(name, PLACEMENT_KEYS.get(name))
-        if theirs in fields:
+        if theirs in fields and theirs not in _item_at(written, above):
             return f"{above}.{theirs}"
     # A ratio to a value is not the value: min_lr, min_lr_ratio
     begun = [
@@ -1172,6 +1261,16 @@ def _place_of(
     if len(beside) == 1:
         return beside[0]
     return None
+
+
+def _item_at(written: object, path: str) -> Mapping[str, object]:
+    """Return an item of a list of blocks, such as `cluster.nodes[0]`; an empty one if there is none."""
+    block, _, index = path.removesuffix("]").partition("[")
+    items = value_at(written, block) if isinstance(written, Mapping) else None
+    if not isinstance(items, list | tuple) or not index.isdecimal():
+        return {}
+    item = items[int(index)] if int(index) < len(items) else None
+    return item if isinstance(item, Mapping) else {}
 
 
 def _of_components(places: list[str], above: str, written: object) -> list[str]:
@@ -1260,6 +1359,9 @@ def _in_our_blocks(name: str, places: Sequence[str]) -> str:
             path = OTHER_COMPONENTS[step]
             continue
         at = f"{path}.{step}".removeprefix(".")
+        # A block of settings of another library, within one of ours
+        if path and at not in places and step in _WITHIN:
+            continue
         ours = key_of(path, step)
         if at not in places and ours is not None:
             translated = f"{path}{ours}" if ours.startswith(".") else ours

@@ -779,8 +779,10 @@ def _no_number_at_all(
     """
     fits = None
     # The only item of a list
-    if isinstance(value, list) and len(value) == 1 and type(value[0]) in (int, of):
-        fits = show(value[0])
+    if isinstance(value, list) and value and type(value[0]) in (int, of):
+        # One number, or the same one several times
+        is_one = all(type(one) is type(value[0]) and one == value[0] for one in value)
+        fits = show(value[0]) if is_one else None
     # false and null for nothing
     if (value is None or value is False) and ZERO_IS_OFF.search(rules.get("doc", "")):
         fits = "0"
@@ -792,7 +794,7 @@ def _no_number_at_all(
             fits = thousands.number
             if thousands.other is not None:
                 fits += f"        (or: {rules['name']}: {thousands.other})"
-    several = isinstance(value, list) and len(value) > 1
+    several = isinstance(value, list) and len(value) > 1 and fits is None
     if several and all(type(one) in (int, of) for one in cast(list[Any], value)):
         return PydanticCustomError("several_values", "several numbers in place of one")
     # The error says what the key means, unless the value shows what was meant

@@ -402,6 +402,17 @@ def _limit(config: SimulatorEnvConfig) -> int | None:
     return spec.max_episode_steps
 
 
+def _error_of_module(module: str, registered: str) -> str:
+    """Return the name of the error about an id of a module that is missing. `registered`: the id in the module."""
+    import gymnasium
+
+    if module != "gym":
+        return "module"
+    # Gymnasium has an environment of the same name
+    is_known = registered in gymnasium.registry
+    return "known-without-gym" if is_known else "module-of-gym"
+
+
 def _id_problems(name: str) -> Sequence[Problem]:
     """Return the problems of a simulator's id: its module cannot be imported, or the id is not registered."""
     import gymnasium
@@ -432,7 +443,7 @@ def _id_problems(name: str) -> Sequence[Problem]:
                 "unknown-simulator",
                 "env.id",
                 name,
-                error="module-of-gym" if error.name == "gym" else "module",
+                error=_error_of_module(str(error.name), registered),
                 span=(0, len(module_name)),
                 registered=registered,
                 module=module_name,

@@ -63,6 +63,23 @@ def test_thousands(text: str, name: str, meant: Meant | None) -> None:
 
 
 @pytest.mark.parametrize(
+    ("text", "number"),
+    [
+        ("8gpus", "8"),
+        ("100 (short)", "100"),
+        (":8000", "8000"),
+        ("=64", "64"),
+        ("~5", "5"),
+        ("64;", "64"),
+        ("100 (short", None),
+        ("a:8000", None),
+    ],
+)
+def test_a_remark_a_sign_or_a_unit_stays_away(text: str, number: str | None) -> None:
+    assert as_number(text, int) == number
+
+
+@pytest.mark.parametrize(
     ("text", "seconds"),
     [
         ("10min", "600"),
@@ -70,7 +87,11 @@ def test_thousands(text: str, name: str, meant: Meant | None) -> None:
         ("2 hours", "7200"),
         ("00:10:00", "600"),
         ("30 sec", "30"),
+        ("1.5h", "5400"),
+        ("1h30m", "5400"),
+        ("500ms", "0.5"),
         ("1 parsec", None),
+        ("1h and more", None),
     ],
 )
 def test_durations(text: str, seconds: str | None) -> None:

@@ -15,7 +15,11 @@ from rlplace.config.other_names import (
 )
 from rlplace.config.yaml_text import quote
 from rlplace.errors import COMMAND_LINE, did_you_mean, one_of, suggestion
-from rlplace.placement.language.complaints.meant import meant_component, meant_numbers
+from rlplace.placement.language.complaints.meant import (
+    meant_component,
+    meant_numbers,
+    several_components,
+)
 from rlplace.placement.language.complaints.paste import line_of, open_line
 from rlplace.placement.language.complaints.writer import Facts, Writer
 from rlplace.placement.language.faults import Fault
@@ -24,6 +28,9 @@ from rlplace.placement.language.presets import PRESETS, TOGETHER
 from rlplace.placement.language.text import PLACES, Text, entry_of, joined, one_line
 from rlplace.placement.machines.pools import Pool
 from rlplace.placement.machines.topology import Ranges, show_range
+
+# Names of other libraries for the number of ranks
+_RANKS = ("ranks", "num_ranks", "n_ranks", "workers", "num_workers", "processes")
 
 # ── The block, its keys and names ───────────────────────────────────────────────────
 
@@ -146,6 +153,9 @@ def _unknown_name(fault: Fault) -> Facts:
     is_alone = len(fault.facts["names"]) == 1
     if meant and is_alone:
         fix = f"{meant}: {quote(fault.text.value)}"
+    several = several_components(name, fault.facts["free"])
+    if len(several) > 1 and is_alone:
+        fix = one_of(f"{each}: {quote(fault.text.value)}" for each in several)
     # The work of a component of other jobs, which needs no line here
     alias = COMPONENTS.get(name.lower()) or name
     worker = None if alias in {*components, *more} else WITHOUT_LINE.get(alias)
@@ -177,6 +187,8 @@ def _unknown_key(fault: Fault) -> Facts:
     fix = f"one of the known keys in place of {key}"
     if meant:
         fix = f"{meant}: {value}"
+    elif key in _RANKS:
+        fix = _spread_over(fault.text.value, fault.facts["given"]) or fix
     return {
         "got": f"{key}: {value}",
         "span": (0, max(1, len(key))),
@@ -184,6 +196,24 @@ def _unknown_key(fault: Fault) -> Facts:
         "known": why,
         "line": fix,
     }
+
+
+def _spread_over(ranks: object, given: Mapping[str, Text]) -> str | None:
+    """Return the line that spreads a number of ranks over the accelerators of a component.
+
+    `given`: key -> value of the component's block. Return None if the ranks are not spread evenly, or if the block has
+    no accelerators by their numbers.
+    """
+    place = next((given[key].value for key in PLACES if key in given), None)
+    numbers = _numbers_in(place)
+    if not numbers or not isinstance(ranks, int) or ranks < 1:
+        return None
+    count = sum(map(len, numbers))
+    if ranks >= count and ranks % count == 0:
+        return f"ranks_per_accelerator: {ranks // count}"
+    if count % ranks == 0:
+        return f"accelerators_per_rank: {count // ranks}"
+    return None
 
 
 # ── The options of a line ───────────────────────────────────────────────────────────
@@ -275,6 +305,10 @@ def _no_count(fault: Fault) -> Facts:
     """
     value = fault.text.value
     line = open_line(fault.text, "a number")
+    # A range from the first number on, where every preset begins with the actor: 0-7
+    first = re.fullmatch(r"\s*0\s*-\s*([0-9]{1,6})\s*", str(value))
+    if first is not None and fault.text.leaf in ("actor", "accelerators"):
+        line = line_of(fault.text, int(first[1]) + 1)
     if isinstance(value, str) and re.fullmatch(r"\s*0*[1-9][0-9]{0,5}\s*", value):
         line = line_of(fault.text, int(value))
     return {"line": line}

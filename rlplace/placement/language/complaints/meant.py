@@ -6,7 +6,7 @@ import re
 from collections.abc import Collection
 from fractions import Fraction
 
-from rlplace.config.other_names import COMPONENTS, PARALLEL
+from rlplace.config.other_names import COMPONENTS, PARALLEL, SEVERAL_COMPONENTS
 from rlplace.errors import did_you_mean
 from rlplace.placement.language.complaints.paste import LONGEST, line_of, open_line
 from rlplace.placement.language.grammar import DASHES, SEGMENTS
@@ -30,10 +30,19 @@ _PYTHON_RANGE = re.compile(
 
 def meant_component(name: str, components: Collection[str]) -> str | None:
     """Return the component that a wrong name probably stands for; None if no component has a similar name."""
+    if name.lower() in SEVERAL_COMPONENTS:
+        several = several_components(name, components)
+        return several[0] if len(several) == 1 else None
     alias = COMPONENTS.get(name.lower(), name)
     if alias in components:
         return alias
     return did_you_mean(alias, components)
+
+
+def several_components(name: str, components: Collection[str]) -> list[str]:
+    """Return the components that a name may mean equally well: a policy is trained by one, and used by another."""
+    having = SEVERAL_COMPONENTS.get(name.lower(), ())
+    return [role for role in having if role in components]
 
 
 def meant_numbers(piece: str) -> str | None:
@@ -132,6 +141,11 @@ def other_place(text: Text) -> str | None:
     )
     if same is not None and same[1] in {*COMPONENTS.values(), "env"} - {"", text.leaf}:
         return line_of(text, {"same_as": same[1]})
+    # Several ranks on each: 0-3 x 2
+    each = re.fullmatch(r"([0-9]+(?:-[0-9]+)?) ?[x*×] ?([1-9][0-9]?)", words)
+    if each is not None:
+        spread = {"accelerators": each[1], "ranks_per_accelerator": int(each[2])}
+        return line_of(text, spread)
     split = re.fullmatch(r"(.+?)[ ,;]+([a-z_]+) ?[=:]? ?([0-9]+)", words)
     if split is not None and split[2] in PARALLEL:
         numbers = meant_numbers(split[1]) or split[1]

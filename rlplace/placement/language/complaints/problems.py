@@ -14,7 +14,11 @@ from collections.abc import Iterable
 from rlplace.codes import problem
 from rlplace.errors import Problem
 from rlplace.placement.language.complaints import groups, lines, numbers
-from rlplace.placement.language.complaints.meant import meant_component, meant_line
+from rlplace.placement.language.complaints.meant import (
+    meant_component,
+    meant_line,
+    several_components,
+)
 from rlplace.placement.language.complaints.paste import lead_of, near
 from rlplace.placement.language.complaints.writer import Facts
 from rlplace.placement.language.faults import Fault
@@ -46,8 +50,15 @@ def problems_of(faults: Iterable[Fault]) -> list[Problem]:
 def _is_misspelt(fault: Fault) -> bool:
     """Return whether a component that is reported as not placed is probably in the block under a misspelt name."""
     components = fault.facts["components"]
-    wrong = [name for name in fault.facts["named"] if name not in components]
-    return fault.facts["name"] in {meant_component(name, components) for name in wrong}
+    named = fault.facts["named"]
+    free = [name for name in components if name not in named]
+    for name in named:
+        if name in components:
+            continue
+        meant = [meant_component(name, components), *several_components(name, free)]
+        if fault.facts["name"] in meant:
+            return True
+    return False
 
 
 def _problem(fault: Fault) -> Problem:

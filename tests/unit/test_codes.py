@@ -15,6 +15,7 @@ import pytest
 import rlplace
 import rlplace.codes
 from rlplace.codes import Reason, _code, codes, problem
+from tests.sources import nodes, parsed
 
 PACKAGE = Path(rlplace.__file__).parent
 BENCHMARKS = PACKAGE.parent / "benchmarks"
@@ -40,18 +41,9 @@ NO_CODES = {
 FOREIGN = "imports"  # full of the names that other libraries give to things; its own codes begin with import-
 
 
-@functools.cache
-def parsed(source: str) -> ast.Module:
-    return ast.parse(source)
-
-
 def codes_of(source: str) -> Iterator[str]:
     """Text literals that look like codes or are explained as one, and whatever is given as `code=`."""
-    literals = (
-        node.value
-        for node in ast.walk(parsed(source))
-        if isinstance(node, ast.Constant)
-    )
+    literals = (node.value for node in nodes(source) if isinstance(node, ast.Constant))
     yield from (
         value
         for value in literals
@@ -61,7 +53,7 @@ def codes_of(source: str) -> Iterator[str]:
 
 
 def given(source: str) -> Iterator[str]:
-    for node in ast.walk(parsed(source)):
+    for node in nodes(source):
         if (
             isinstance(node, ast.keyword)
             and node.arg == "code"
@@ -155,11 +147,17 @@ class Told:
     facts: frozenset[str] | None
 
 
-def told(source: str) -> Iterator[Told]:
-    """Yield the calls that tell errors of a code that is written out, those of rules included."""
+@functools.cache
+def told(source: str) -> tuple[Told, ...]:
+    """Return the calls that tell errors of a code that is written out, those of rules included."""
+    return tuple(telling(source))
+
+
+def telling(source: str) -> Iterator[Told]:
+    """Yield what `told` returns."""
     tree = parsed(source)
     functions = {
-        node.name: node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)
+        node.name: node for node in nodes(source) if isinstance(node, ast.FunctionDef)
     }
     # Errors that are made at once: in a function, whose variables are known, or outside of all
     scopes: list[ast.AST] = [*functions.values(), tree]
@@ -338,25 +336,27 @@ OF_REGISTRY = {
 def test_codes_that_are_given_to_the_registry_have_its_errors() -> None:
     found = []
     for file in PACKAGE.rglob("*.py"):
-        tree = parsed(file.read_text(encoding="utf-8"))
+        source = file.read_text(encoding="utf-8")
         constants = {
             target.id: node.value
-            for node in tree.body
+            for node in parsed(source).body
             if isinstance(node, ast.Assign)
             for target in node.targets
             if isinstance(target, ast.Name)
         }
-        for function, error in OF_REGISTRY.items():
-            for call in calls(tree, {function}):
-                named = {word.arg: word.value for word in call.keywords}
-                value = named.get("code")
-                if isinstance(value, ast.Name):
-                    value = constants.get(value.id)
-                code = literal(value)
-                if code is None:
-                    continue
-                found.append(code)
-                assert error in codes()[code].texts, (file, call.lineno)
+        for call in nodes(source):
+            if not isinstance(call, ast.Call) or name_of(call) not in OF_REGISTRY:
+                continue
+            named = {word.arg: word.value for word in call.keywords}
+            value = named.get("code")
+            if isinstance(value, ast.Name):
+                value = constants.get(value.id)
+            code = literal(value)
+            if code is None:
+                continue
+            found.append(code)
+            error = OF_REGISTRY[str(name_of(call))]
+            assert error in codes()[code].texts, (file, call.lineno)
     assert len(found) > 15
 
 
@@ -379,7 +379,7 @@ def test_every_named_error_is_one_of_the_source() -> None:
                 passed_on.add(call.code)
         words = {
             node.value
-            for node in ast.walk(parsed(text))
+            for node in nodes(text)
             if isinstance(node, ast.Constant) and isinstance(node.value, str)
         }
         everywhere |= words

@@ -179,7 +179,7 @@ def metrics_in_code() -> Iterator[str]:
             else:
                 continue
             for key, value in pairs:
-                called = ast.unparse(value).partition("(")[0]
+                called = getattr(getattr(value, "func", None), "id", "")
                 if called in ("Metric", "_mean") and isinstance(
                     key, ast.JoinedStr | ast.Constant
                 ):

@@ -33,8 +33,9 @@ from rlplace.errors import ConfigError, PlacementError, Problem, Source
 from rlplace.foresight.show import foreseen
 from rlplace.runtime.prepare import prepare
 
-ROWS = yaml.safe_load(
-    (Path(__file__).parent / "wrong_configs.yaml").read_text(encoding="utf-8")
+ROWS = yaml.load(
+    (Path(__file__).parent / "wrong_configs.yaml").read_text(encoding="utf-8"),
+    Loader=yaml.CSafeLoader,  # of libyaml: each process of the tests reads the rows
 )
 PLACEMENT = "cluster.component_placement"
 BLOCKS = {field.name for job in jobs() for field in dataclasses.fields(config_of(job))}

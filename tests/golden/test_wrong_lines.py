@@ -18,8 +18,9 @@ import yaml
 from rlplace.config.compose import with_hydra
 from rlplace.contract.reading import try_job
 
-ROWS = yaml.safe_load(
-    (Path(__file__).parent / "wrong_lines.yaml").read_text(encoding="utf-8")
+ROWS = yaml.load(
+    (Path(__file__).parent / "wrong_lines.yaml").read_text(encoding="utf-8"),
+    Loader=yaml.CSafeLoader,  # of libyaml: each process of the tests reads the rows
 )
 
 

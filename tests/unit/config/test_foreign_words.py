@@ -22,8 +22,9 @@ from rlplace.config.options import apart
 from rlplace.contract.reading import try_job
 from rlplace.errors import COMMAND_LINE, Source
 
-ROWS = yaml.safe_load(
-    (Path(__file__).parent / "foreign_words.yaml").read_text(encoding="utf-8")
+ROWS = yaml.load(
+    (Path(__file__).parent / "foreign_words.yaml").read_text(encoding="utf-8"),
+    Loader=yaml.CSafeLoader,  # of libyaml: each process of the tests reads the rows
 )
 
 

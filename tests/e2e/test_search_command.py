@@ -67,7 +67,7 @@ def test_the_best_plan_is_told_with_its_proof_and_what_is_behind_it(
         *(other["value"] for other in record["runners_up"]),
     ]
     assert values == sorted(values)
-    assert search([*JOB, profile, "--format=svg", "fix=actor"]) == 0
+    assert search([*JOB, profile, "--format=svg", "fix=actor,env,rollout"]) == 0
     assert ElementTree.fromstring(capsys.readouterr().out).tag.endswith("svg")
 
 

@@ -30,6 +30,13 @@ _SIMULATOR_SIZES = Path(__file__).with_name("rules") / "tiny_simulators.yaml"
 _PPO = ("gae", "embodied_gae", "ppo")
 _GRPO = ("grpo", "actor")
 _SAC = ("embodied_sac", "embodied_sac")
+# Beginnings of RLinf's kinds of policies whose actions come from noise
+_FLOWS = ("openpi", "gr00t", "dexbotic_pi")
+# Keys of flow matching in RLinf -> key here, least and greatest value
+_FLOW_KEYS: Mapping[str, tuple[str, float, float]] = {
+    "actor.model.num_steps": ("denoising_steps", 1, 100),
+    "actor.model.openpi.noise_level": ("noise_level", 0.01, 1),
+}
 _MODELS = ("actor", "critic", "reference", "reward", "rollout")
 _KEPT = (
     "lora_rank",
@@ -146,7 +153,7 @@ def _small_simulators(
         config = _small_sac(imported, placement, unit, width)
         reasons.append("rollout steps the simulators, and env has no place of its own")
     elif advantages in _PPO or (advantages, loss) == _GRPO:
-        config = _small_ppo(imported, placement, unit, width, kind)
+        config = _small_ppo(imported, placement, unit, width, kind, given)
         if advantages not in _PPO:
             reasons.append("jobs on simulators have PPO in place of GRPO")
     else:
@@ -159,14 +166,25 @@ def _small_simulators(
     return _small(imported, config, width, reasons)
 
 
+def _flow_keys(given: Mapping[str, object]) -> dict[str, object]:
+    """Return the keys of flow matching that a small job keeps of RLinf's settings, `given` by their names."""
+    found: dict[str, object] = {}
+    for theirs, (ours, least, most) in _FLOW_KEYS.items():
+        value = given.get(theirs)
+        if isinstance(value, int | float) and least <= value <= most:
+            found[ours] = value
+    return found
+
+
 def _small_ppo(
     imported: Imported,
     placement: HybridComponentPlacement,
     unit: int,
     width: int,
     kind: str,
+    given: Mapping[str, object],
 ) -> dict[str, Any]:
-    """Return the config of a small job of PPO. `kind`: of the policy in the original."""
+    """Return the config of a small job of PPO. `kind`: of the policy in the original, with the settings `given`."""
     sizes = read_mapping(_SIMULATOR_SIZES.read_text(encoding="utf-8"))
     cluster = _cluster(imported, placement, unit, width)
     stages = int(_block(imported, "rollout").get("pipeline_stage_num", 1))
@@ -174,7 +192,14 @@ def _small_ppo(
     ranks = [placement.world_size(c) // unit or 1 for c in placement.components]
     algorithm = _block(imported, "algorithm") | sizes["algorithm"]
     network = {"mlp_policy": "numbers", "cnn_policy": "images"}.get(kind, "vla")
+    if kind.startswith(_FLOWS):
+        network = "flow"
+        # The noise is given, so there is no entropy to reward
+        algorithm["entropy_coef"] = 0.0
     of_policy = sizes[network]
+    model = dict(of_policy["model"])
+    if network == "flow":
+        model |= _flow_keys(given)
     env = of_policy["env"] | {"total_num_envs": 2 * stages * lcm(*ranks)}
     config: dict[str, Any] = {
         "cluster": cluster,
@@ -186,7 +211,7 @@ def _small_ppo(
         },
         "actor": {
             **_kept(imported, "actor", ("optimizer", "enable_offload")),
-            "model": of_policy["model"],
+            "model": model,
             "compute": "fp32",
         },
         "algorithm": algorithm,

@@ -132,6 +132,37 @@ def test_a_job_on_simulators_keeps_places_and_kind_of_policy(
     assert imported.missing == ()
 
 
+@pytest.mark.parametrize("kind", ["openpi", "gr00t_n1d6", "dexbotic_pi"])
+def test_flow_matching_stays_flow_matching(kind: str) -> None:
+    """Steps and noise are those of the original; its entropy has no effect, and is not rewarded."""
+    imported = simulated(
+        f"actor.model.model_type={kind}",
+        "algorithm.adv_type=gae",
+        "algorithm.loss_type=actor_critic",
+        "algorithm.entropy_bonus=0.01",
+        "actor.model.num_action_chunks=8",
+        "actor.model.num_steps=3",
+        "actor.model.openpi.noise_level=0.3",
+        "actor.model.openpi.noise_method=flow_sde",
+    )
+    config: Any = prepare(imported.config).config
+    policy = config.actor.policy
+    assert (policy.kind, policy.head) == ("vla", "flow")
+    assert (policy.denoising_steps, policy.noise_level) == (3, 0.3)
+    assert config.algorithm.entropy_coef == 0
+    whys = {each.setting.key: each.text for each in imported.results}
+    assert "denoising_steps" in whys["actor.model.num_steps"]
+    assert "flow_sde" in whys["actor.model.openpi.noise_method"]
+
+
+def test_flow_matching_with_settings_that_are_not_there_has_the_defaults() -> None:
+    imported = simulated(
+        "actor.model.model_type=openpi", "actor.model.openpi.noise_level=7"
+    )
+    config: Any = prepare(imported.config).config
+    assert config.actor.policy.noise_level == 0.5
+
+
 def test_sac_becomes_an_off_policy_job() -> None:
     sac = ("algorithm.adv_type=embodied_sac", "algorithm.loss_type=embodied_sac")
     imported = simulated(*sac)

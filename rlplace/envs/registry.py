@@ -896,7 +896,13 @@ def check_task(
     are compared by their messages.
     """
     from rlplace.envs.text.held_out import held_out_warnings
-    from rlplace.envs.text.probe import WARNINGS, probe_problems, row_problems
+    from rlplace.envs.text.probe import (
+        WARNINGS,
+        column_warnings,
+        form_warnings,
+        probe_problems,
+        row_problems,
+    )
     from rlplace.envs.text.rewards import find_rewards, named_reward
 
     problems: list[Problem] = []
@@ -932,6 +938,9 @@ def check_task(
             samples=samples_per_prompt,
             eval_samples=eval_samples if evaluated else None,
         )
+        if all(problem.code in WARNINGS for problem in problems):
+            problems += form_warnings(rewards, task, config.system)
+            problems += column_warnings(task)
     sound = all(problem.code in WARNINGS for problem in problems)
     if evaluated and len(tasks) == len(seeds) and sound:
         problems += held_out_warnings(

@@ -5,26 +5,40 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
 from typing import Any
 
 from rlplace import codes
 from rlplace.envs.text.code import forms
-from rlplace.envs.text.contract import OneTurn, TextTask, Transcript
+from rlplace.envs.text.contract import OneTurn, TextTask, Transcript, text_of
 from rlplace.envs.text.graders import Graded, ProcessGrader
 from rlplace.envs.text.rewards import Case, Reward, find_reward
 from rlplace.envs.text.right_answers import written_answers
 from rlplace.envs.text.rows import bad_row
 from rlplace.envs.text.signatures import depends_on_others, wants_right_answer
-from rlplace.errors import Problem, RewardError
+from rlplace.errors import Problem, RewardError, Source
 from rlplace.units import clipped
 
-# Codes of the warnings about a function that compares the answers of a list, and gets one, and about a function that
-# gets no right answers
+# Codes of the warnings about a function that compares the answers of a list, and gets one; about a function that gets
+# no right answers; about answers that count in a box alone; and about columns that no prompt has
 _SEES_ONE = "reward-sees-one-answer"
 _NO_LABELS = "reward-without-labels"
-WARNINGS = (_SEES_ONE, _NO_LABELS)
+_BOX_ALONE = "box-not-asked"
+_NO_PROMPT = "column-not-in-prompt"
+WARNINGS = (_SEES_ONE, _NO_LABELS, _BOX_ALONE, _NO_PROMPT)
+# Columns that many data sets have beside the one with the question, and that belong to the prompt
+_OF_PROMPTS = (
+    "system",
+    "system_prompt",
+    "instruction",
+    "instructions",
+    "input",
+    "context",
+    "history",
+)
+# Rows that are looked at for warnings
+_WARNED_ROWS = 20
 # Suffixes that make answers of the probe's answer: equal ones and others, of different lengths, right and wrong
 _OTHERS = ("", "", " ", " and so on, with some more words", "!" * 200)
 # Equal answers in the list that a function over lists gets: it returns a reward for each
@@ -86,6 +100,86 @@ def probe_problems(
                     codes.problem(_SEES_ONE, where, reward.written, error=error)
                 )
     return found
+
+
+def form_warnings(
+    rewards: Sequence[Reward], task: TextTask, system: str | None
+) -> Iterator[Problem]:
+    r"""Yield a warning for each `math_answer` that reads the right answer of a row in a box alone, as letters.
+
+    A prompt with the word boxed, or with ####, asks for this form. `system`: text before all prompts.
+    """
+    places = [_place(task, number) for number in range(_rows_of(task))]
+    for index, reward in enumerate(rewards):
+        if reward.written != "math_answer":
+            continue
+        grade = reward.function()
+        for number, place in enumerate(places):
+            told = _told(task, number)
+            asked = f"{system or ''}{text_of(told.prompt)}".lower()
+            if "boxed" in asked or "####" in asked:
+                continue
+            boxed = f"\\boxed{{{told.answer}}}"
+            if grade(told) == 0 and grade(dataclasses.replace(told, answers=(boxed,))):
+                yield codes.problem(
+                    _BOX_ALONE,
+                    reward.key or f"env.rewards[{index}].name",
+                    clipped(repr(told.answer), _SHOWN),
+                    source=place,
+                    boxed=boxed,
+                )
+                break
+
+
+def column_warnings(task: TextTask) -> Iterator[Problem]:
+    """Yield a warning for each column whose name says that it belongs to the prompt, and which no prompt has."""
+    left = dict.fromkeys(_OF_PROMPTS)
+    for number in range(_rows_of(task)):
+        episode = task.episode(number)
+        facts = episode.facts()
+        shown = text_of(episode.prompt)
+        for name in list(left):
+            value = facts.get(name)
+            if not isinstance(value, str) or not value.strip():
+                continue
+            if value.strip() not in shown and value != facts.get("answer"):
+                del left[name]
+                yield codes.problem(
+                    _NO_PROMPT,
+                    "env.kwargs.prompt",
+                    clipped(f"{name}: {value!r}", _SHOWN),
+                    source=_place(task, number),
+                    name=name,
+                )
+
+
+def _rows_of(task: TextTask) -> int:
+    """Return how many rows of a data set are looked at; 0 for tasks without a data set."""
+    if task.size is None or not hasattr(task, "place"):
+        return 0
+    return min(task.size, _WARNED_ROWS)
+
+
+def _place(task: TextTask, number: int) -> Source:
+    place: Source = task.place(number)  # type: ignore[attr-defined]  # tasks with a data set have it
+    return place
+
+
+def _told(task: TextTask, number: int) -> Transcript:
+    """Return a transcript of a row, with its right answer as the answer; "1" for a row without one."""
+    episode = task.episode(number)
+    facts = dict(episode.facts())
+    answer = "1"
+    with contextlib.suppress(ValueError):  # no text, number or list of them
+        answer = written_answers(facts.get("answer", answer))[0]
+    return Transcript(
+        prompt=episode.prompt,
+        answers=(answer,),
+        replies=(),
+        facts=facts,
+        tokens=1,
+        truncated=False,
+    )
 
 
 def row_problems(rewards: Sequence[Reward], task: TextTask) -> list[Problem]:
@@ -152,18 +246,7 @@ def _probe(task: TextTask) -> Transcript | None:
         return None
     if not isinstance(episode, OneTurn):
         return None
-    facts = dict(episode.facts())
-    answer = "1"
-    with contextlib.suppress(ValueError):  # no text, number or list of them
-        answer = written_answers(facts.get("answer", answer))[0]
-    return Transcript(
-        prompt=episode.prompt,
-        answers=(answer,),
-        replies=(),
-        facts=facts,
-        tokens=1,
-        truncated=False,
-    )
+    return _told(task, 0)
 
 
 def _of_shipped(reward: Reward, told: Transcript, key: str) -> list[Problem]:

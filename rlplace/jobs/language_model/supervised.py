@@ -13,6 +13,7 @@ are predicted from whole calls that were measured, as those of a custom job.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from pathlib import Path
@@ -108,6 +109,7 @@ class SupervisedJob(StagedTextJob):
             return
         if config.runner.eval_every:
             yield from _held_out_problems(config)
+        yield from _columns(config)
         yield from layer_problems(folder)
         yield from head_problems(folder)
         if config.env.chat:
@@ -243,6 +245,15 @@ def _row_problems(config: LanguageModelJobConfig, folder: Path) -> Iterable[Prob
     from rlplace.workers.roles.answered_rows import check_rows
 
     return check_rows(config, folder)
+
+
+def _columns(config: LanguageModelJobConfig) -> Iterator[Problem]:
+    """Yield warnings about columns of a data set that belong to the prompt. Other checks report a wrong task."""
+    from rlplace.envs.text.probe import column_warnings
+
+    with contextlib.suppress(ConfigError):
+        task = make_task(config.env, seed=config.runner.seed, split="train")
+        yield from column_warnings(task)
 
 
 def _held_out_problems(config: LanguageModelJobConfig) -> Iterator[Problem]:

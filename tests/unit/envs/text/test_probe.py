@@ -327,3 +327,50 @@ def test_a_function_that_compares_answers_hides_no_other_warning(
     )
     codes = [problem.code for problem in check_task(config, seed=0, evaluated=True)]
     assert codes == ["reward-sees-one-answer", "held-out-in-training"]
+
+
+@pytest.mark.parametrize(
+    ("answer", "prompt", "system", "told"),
+    [
+        ("B", "Which one?", None, True),
+        ("(1, 2)", "Where?", None, True),
+        ("B", "Which one? Write \\\\boxed{...}.", None, False),
+        ("B", "Which one?", "Put it within \\\\boxed{}.", False),
+        ("4", "2 + 2?", None, False),
+        ("It is so. #### 4", "2 + 2?", None, False),
+    ],
+)
+def test_a_right_answer_that_counts_in_a_box_alone_is_told(
+    tmp_path: Path, answer: str, prompt: str, system: str | None, told: bool
+) -> None:
+    config = TextEnvConfig(
+        task="prompts",
+        kwargs=rows(tmp_path, answer=answer, prompt=prompt),
+        system=system,
+    )
+    problems = check_task(config, seed=0, evaluated=False)
+    assert [problem.code for problem in problems] == ["box-not-asked"] * told
+
+
+@pytest.mark.parametrize(
+    ("columns", "names"),
+    [
+        ({"system_prompt": "Be brief.", "input": ""}, ["system_prompt"]),
+        ({"input": "Hallo", "level": "hard"}, ["input"]),
+        # It is in the prompt, or the answer
+        ({"context": "2 + 2"}, []),
+        ({"input": "4"}, []),
+        ({}, []),
+    ],
+)
+def test_columns_that_belong_to_the_prompt_are_told(
+    tmp_path: Path, columns: Mapping[str, str], names: list[str]
+) -> None:
+    config = TextEnvConfig(task="prompts", kwargs=rows(tmp_path, **columns))
+    problems = check_task(config, seed=0, evaluated=False)
+    assert [problem.code for problem in problems] == ["column-not-in-prompt"] * len(
+        names
+    )
+    for problem, name in zip(problems, names, strict=True):
+        assert problem.got is not None
+        assert problem.got.startswith(name)

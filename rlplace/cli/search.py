@@ -31,6 +31,7 @@ from rlplace.errors import (
     OutputError,
     PlacementError,
     did_you_mean,
+    one_of,
 )
 from rlplace.foresight.answer import (
     Result,
@@ -72,6 +73,14 @@ _UNITS_OF_TIME = {
     **dict.fromkeys(("h", "hour", "hours"), 3600),
 }
 # Options of other programs for the most accelerators that a plan may use
+# Objective -> other words for it
+_OBJECTIVES_MEANT = {
+    "seconds": ("throughput", "speed", "time", "latency", "fastest", "iteration_time"),
+    "accelerator_seconds": (
+        *("cost", "gpus", "gpu_hours", "gpu_seconds", "gpu_time", "efficiency"),
+        *("cheapest", "price", "money", "accelerator_hours"),
+    ),
+}
 _LONGEST_LIST = 16  # numbers of accelerators that an error lists
 _MOST_ACCELERATORS = ("max_gpus", "max_accelerators", "max_devices")
 _SECONDS = 60.0
@@ -165,7 +174,8 @@ def read_request(words: Sequence[str]) -> Request:
         if word.startswith("-") and name in WORDS:
             value = value or after
             if name == "objective" and value not in OBJECTIVES:
-                value = did_you_mean(value, OBJECTIVES) or OBJECTIVES[0]
+                choices = ", ".join(OBJECTIVES)
+                value = _objective_meant(value) or f"<one of {choices}>"
             raise config_error(
                 "bad-option",
                 word,
@@ -200,7 +210,7 @@ def read_request(words: Sequence[str]) -> Request:
     parser.refuse_unknown(rest, compose.FLAGS)
     objective = own.get("objective", OBJECTIVES[0])
     if objective not in OBJECTIVES:
-        near = did_you_mean(objective, OBJECTIVES)
+        near = _objective_meant(objective)
         error = "objective"
         if near:
             error = "misspelt-objective"
@@ -210,7 +220,7 @@ def read_request(words: Sequence[str]) -> Request:
             objective,
             error=error,
             objectives=", ".join(OBJECTIVES),
-            first=OBJECTIVES[0],
+            lines=one_of(f"objective={each}" for each in OBJECTIVES),
             near=near,
         )
     return Request(
@@ -241,6 +251,14 @@ def read_request(words: Sequence[str]) -> Request:
             options.probe, "--probe", "how many of the best plans are run", "--probe 4"
         ),
     )
+
+
+def _objective_meant(word: str) -> str | None:
+    """Return the objective that a wrong word probably means; None if this is not clear."""
+    for objective, others in _OBJECTIVES_MEANT.items():
+        if word.lower().replace("-", "_") in others:
+            return objective
+    return did_you_mean(word, OBJECTIVES)
 
 
 def _up_to(text: str) -> str:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import re
 import shlex
 import sys
 from collections.abc import Mapping, Sequence
@@ -242,7 +243,12 @@ def _numbers(option: str, text: str | None, count: int, usual: float) -> list[fl
 
 
 def _numbers_error(option: str, text: str, count: int, usual: float) -> ConfigError:
-    line = ",".join(f"{usual:g}" for _ in range(count))
+    # With another sign between them: 2:1
+    numbers = re.findall(r"[0-9]+(?:\.[0-9]+)?", text)
+    is_list = re.fullmatch(r"[\s\[(]*[0-9.]+(?:[\s,;:/]+[0-9.]+)*[\s\])]*", text)
+    if is_list is None or len(numbers) != count:
+        numbers = [f"{usual:g}"] * count
+    line = ",".join(numbers)
     return config_error(
         "cannot-share",
         option,

@@ -7,7 +7,8 @@ A name is cut into words, and each word becomes the word of the field for its me
     patience        patience           eval_patience  eval, patience    a word is added: one to ask about
     icm_lr          icm, lr            lr             lr                a word is lost: one to ask about
 
-So a name with a word that is lost or added is never taken for the known name: the word may change the meaning.
+So a name with a word that is lost or added is never taken for the known name: the word may change the meaning. Words
+that say nothing more are left out: those of the block, such as sampling in the block rollout, and number.
 """
 
 from __future__ import annotations
@@ -65,7 +66,7 @@ _FORMS = {
     "node": "nodes machine machines",
     "noise": "noisy noises",
     "normalize": "norm normalise normalized normalised normalization normalisation normalizing",
-    "number": "num n nb count",
+    "number": "num n nb nr count",
     "observation": "obs observations state states",
     "offload": "offloading offloaded",
     "optimizer": "optim optimiser opt optimizers",
@@ -85,7 +86,7 @@ _FORMS = {
     "resume": "restore restart_from",
     "return": "returns",
     "reward": "rewards rew",
-    "sample": "samples sampled",
+    "sample": "samples sampled sampling",
     "schedule": "scheduler schedules annealing anneal",
     "seed": "seeds",
     "sequence": "sequences seq seqs",
@@ -139,8 +140,19 @@ _MEASURE = 0.35
 _BOUND = "min"
 # Words that a name of the same block may have besides: seeds and num_seeds
 _COUNTS = {"total", "max", "number"}
-# A word of them that is lost, where another one is added: num_turns and max_turns
-_COUNTED = {"number"}
+# Words of an unknown name that say no more than the name of the same block does: num_models and models
+_SAID_ANYWAY = {"total", "number"}
+# Words that a name of the same block may have besides, where the unknown name has none: num_warmup and warmup_steps
+_UNIT = {"step"}
+# Block -> words that say what the block is about: rollout.sampling_temperature
+_ABOUT = {
+    "rollout": {"sample", "generation", "inference", "decoding", "vllm", "engine"},
+    "actor": {"policy", "training", "train", "learner"},
+    "runner": {"training", "train", "run"},
+    "algorithm": {"training", "train", "grpo"},
+    "checkpoint": {"iteration"},
+    "serve": {"server", "serving"},
+}
 # Of a name in another block than that of the unknown name
 _OTHER_BLOCK = 0.8
 # From here a name is one to ask about: more than half of the words
@@ -255,7 +267,8 @@ def _compared(
             return None
     if not theirs:
         return None
-    lost = words - theirs - words_of(block)
+    about = _ABOUT.get(above.partition(".")[0], set())
+    lost = words - theirs - words_of(block) - about
     # A lower bound of a value is not the value
     if _BOUND in lost:
         return None
@@ -267,8 +280,9 @@ def _compared(
         likeness *= _OTHER_BLOCK
     if likeness < _LEAST:
         return None
-    is_counted = is_here and lost <= _COUNTED and bool(added)
-    is_sure = (not lost or is_counted) and not (added - (_COUNTS if is_here else set()))
+    if not is_here:
+        return Likely(known, likeness, is_sure=not lost and not added)
+    is_sure = lost <= _SAID_ANYWAY and added <= _COUNTS | _UNIT
     return Likely(known, likeness, is_sure)
 
 

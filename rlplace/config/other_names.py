@@ -42,7 +42,9 @@ _KEYS = {
     "rollouts_per_prompt responses_per_prompt "
     "completions_per_prompt num_completions n n_samples_per_prompt group_size "
     "num_return_sequences_in_group num_generations",
-    "algorithm.max_new_tokens": "max_response_length response_length generate_max_len "
+    "algorithm.max_new_tokens": "max_gen_len max_generation_length max_generated_tokens max_output_tokens "
+    "max_output_length gen_len "
+    "max_response_length response_length generate_max_len "
     "rollout_max_response_len max_tokens max_completion_length",
     "algorithm.max_prompt_length": "prompt_max_len prompt_length rollout_max_prompt_len max_prompt_len",
     "algorithm.train_batch": "train_global_batch_size global_batch_size",
@@ -93,6 +95,7 @@ _KEYS = {
     "serve.session_timeout_s": "idle_timeout client_timeout session_timeout",
     "serve.body": "max_body max_body_size max_request_size",
     "serve.model_name": "served_model_name",
+    "serve.models": "max_models",
     "faults.restarts": "num_restarts restart_limit max_worker_restarts "
     "max_recoveries max_restarts",
     "resume": "resume_path resume_from resume_from_path resume_from_checkpoint resume_mode load_checkpoint "
@@ -140,6 +143,13 @@ _KEYS = {
 KEYS: Mapping[str, str] = {
     theirs: ours for ours, names in _KEYS.items() for theirs in names.split()
 }
+# A coefficient is a weight as well: kl_loss_weight
+_WEIGHTS = {
+    theirs.replace("coef", "weight"): ours
+    for theirs, ours in KEYS.items()
+    if theirs.endswith("_coef")
+}
+KEYS = {**_WEIGHTS, **KEYS}
 # Names of other libraries for keys of the off-policy job, where they are not those of the other jobs
 _OFF_POLICY_KEYS = {
     "algorithm.learning_starts": "warmup warm_up learning_start random_steps start_steps "
@@ -149,7 +159,7 @@ _OFF_POLICY_KEYS = {
     "algorithm.temperature": "ent_coef entropy_coef alpha",
     "algorithm.n_step": "n_steps nstep multi_step",
     "algorithm.batch_size": "minibatch_size train_batch_size",
-    "algorithm.tau": "target_tau soft_target_tau",
+    "algorithm.tau": "polyak_tau tau_polyak target_tau soft_target_tau",
     "algorithm.target_entropy": "target_ent",
     "algorithm.epsilon_steps": "eps_decay epsilon_decay eps_decay_steps epsilon_decay_steps exploration_steps "
     "eps_timesteps epsilon_timesteps",
@@ -160,7 +170,8 @@ _OFF_POLICY_KEYS = {
     "algorithm.target_noise": "policy_noise target_policy_noise",
     "algorithm.target_noise_clip": "noise_clip",
     "algorithm.epsilon_start": "exploration_initial_eps start_e eps_start",
-    "algorithm.epsilon_end": "exploration_final_eps end_e eps_end",
+    "algorithm.epsilon_end": "epsilon_min eps_min min_epsilon "
+    "exploration_final_eps end_e eps_end",
     "replay": "replay_buffer replay_buffer_config buffer memory_buffer",
     "replay.demonstrations": "dataset dataset_path dataset_file demonstration_path demo_path demos offline_data "
     "offline_dataset data_path input",
@@ -168,7 +179,8 @@ _OFF_POLICY_KEYS = {
     "actor.lr": "learning_rate policy_lr actor_lr",
     "actor.critic_lr": "q_lr qf_lr critic_learning_rate",
     "actor.hidden": "hidden_layer_sizes net_arch hidden_sizes hidden_dims hidden_layers mlp_units",
-    "actor.critics": "n_critics num_critics num_qs",
+    "actor.critics": "num_q_networks n_q_networks num_q n_q ensemble_size "
+    "n_critics num_critics num_qs",
     "actor.layer_norm": "use_layer_norm critic_layer_norm",
     "algorithm.double": "double_dqn double_q use_double",
     "replay.priority_exponent": "per_alpha prioritized_replay_alpha priority_alpha",
@@ -390,7 +402,19 @@ _ABSENT = (
 # Words of a value beside the one that says what is chosen
 _SAY_NOTHING = (
     *("mixed", "true", "amp", "precision", "dtype", "torch", "mode", "type", "only"),
-    *("nn", "the", "use", "default", "optimizer", "engine", "scheduler", "algorithm"),
+    *(
+        "cell",
+        "layer",
+        "network",
+        "nn",
+        "the",
+        "use",
+        "default",
+        "optimizer",
+        "engine",
+        "scheduler",
+        "algorithm",
+    ),
 )
 # Arguments of vLLM's engine for which rlplace has no key
 _OF_VLLM = (
@@ -674,7 +698,18 @@ PLACEMENT_KEYS = {
     **dict.fromkeys(
         (*_TENSOR[1:], "num_gpus_per_engine", "tensor_parallel"), _TENSOR[0]
     ),
-    "same": "same_as",
+    **dict.fromkeys(
+        (
+            "same",
+            "colocate_with",
+            "colocated_with",
+            "collocate_with",
+            "share_with",
+            "with",
+            "like",
+        ),
+        "same_as",
+    ),
     **dict.fromkeys((*_CONTEXT[1:], "cp_size", "sp_size"), _CONTEXT[0]),
     **dict.fromkeys(("dp", "dp_size"), "data_parallel_size"),
     **dict.fromkeys(
@@ -1008,7 +1043,14 @@ def in_several_keys(name: str, value: Any) -> Mapping[str, object]:
     )
     if name in ("learning_rate", "lr") and course is not None:
         return {".optimizer.lr": float(course[1]), ".optimizer.schedule": course[2]}
-    if name in ("kl_loss_coef", "beta", "kl_beta") and is_number and value:
+    as_loss = (
+        "kl_loss_coef",
+        "beta",
+        "kl_beta",
+        "kl_loss_weight",
+        "reference_policy_kl_penalty",
+    )
+    if name in as_loss and is_number and value:
         # Of the estimators, k1 has no gradient as a loss
         return {
             "algorithm.kl_coef": value,

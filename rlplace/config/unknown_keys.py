@@ -319,6 +319,7 @@ def _read(unknown: UnknownKey) -> _Reading:
     readings = (
         _of_its_name,
         _of_a_sure_name,
+        _of_arguments,
         _of_other_blocks,
         _by_another_name,
         _of_likely_names,
@@ -443,6 +444,19 @@ def _of_item(unknown: UnknownKey) -> _Reading | None:
     if ours not in unknown.fields or ours in _item_at(unknown.written, unknown.above):
         return None
     return _set(f"{unknown.above}.{ours}", unknown.value, unknown)
+
+
+def _of_arguments(unknown: UnknownKey) -> _Reading | None:
+    """Read the key of an item that names code as an argument of it: `{name: my:Wrapper, weight: 5.0}`."""
+    item = _item_at(unknown.written, unknown.above)
+    arguments = {
+        name: value for name, value in item.items() if name not in unknown.fields
+    }
+    if "kwargs" not in unknown.fields or "kwargs" in item or "name" not in item:
+        return None
+    if unknown.is_typed or len(arguments) != 1:
+        return None
+    return _Reading("meant", {"line": f"kwargs: {show(arguments)}"})
 
 
 def placed_at(component: str, place: object, written: object) -> str:

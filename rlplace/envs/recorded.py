@@ -42,6 +42,8 @@ _MINARI_NAMES = {"terminated": "terminations", "truncated": "truncations"}
 # Differences up to this size are rounding errors. Fewer lost differences than _FEWEST_LOST do not count
 _NOISE = 1e-6
 _FEWEST_LOST = 4
+# A number whose float32 changes at least once in so many changes is a slow one, which a policy sees
+_MOST_BETWEEN = 16
 _FLOAT32_BYTES = 4
 # Actions are of another scale if none is larger than a number well within the bounds, and many are equal to it
 _WITHIN = 0.95
@@ -245,7 +247,8 @@ def narrow_actions(path: str, steps: Steps, spaces: Spaces) -> Problem | None:
 def _require_precision(path: str, arrays: dict[str, NDArray[Any]]) -> None:
     """Raise ConfigError if different numbers of neighbouring steps are equal as float32, the type that is learned from.
 
-    That counts if it is so for most changes of a number, as of seconds since 1970. `path`: the file of `arrays`.
+    That counts if it is so for nearly all changes of a number, as of seconds since 1970. A slow number changes over
+    some steps. `path`: the file of `arrays`.
     """
     seen = arrays["observations"]
     seen = seen.reshape(len(seen), -1)
@@ -256,7 +259,10 @@ def _require_precision(path: str, arrays: dict[str, NDArray[Any]]) -> None:
     lost = changed & (small[1:] == small[:-1])
     # Smaller differences are rounding errors of simulators
     lost &= np.abs(seen[1:].astype(np.float64) - seen[:-1]) > _NOISE
-    many = lost.sum(axis=0) > np.maximum(_FEWEST_LOST, changed.sum(axis=0) / 2)
+    changes = changed.sum(axis=0)
+    many = lost.sum(axis=0) > np.maximum(_FEWEST_LOST, changes / 2)
+    seen_changes = (small[1:] != small[:-1]).sum(axis=0)
+    many &= seen_changes * _MOST_BETWEEN < changes
     steps, numbers = np.nonzero(lost & many)
     if not len(steps):
         return

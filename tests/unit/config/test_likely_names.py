@@ -72,3 +72,17 @@ def test_a_meaning_says_a_word_in_another_form() -> None:
     assert is_said("listen", "address at which the server listens")
     assert not is_said("port_of_ray", "address at which the server listens")
     assert not is_said("num", "num")
+
+
+def test_words_that_the_block_says_anyway_are_no_lost_words() -> None:
+    known = [Known("rollout.temperature"), Known("env.max_turns"), Known("actor.lr")]
+    for name, above in (
+        ("sampling_temperature", "rollout"),
+        ("num_turns", "env"),
+        ("policy_lr", "actor"),
+    ):
+        (likely,) = likely_names(name, above, known)
+        assert likely.is_sure
+    # In another block, the word may mean something
+    found = likely_names("sampling_temperature", "algorithm", known)
+    assert not any(likely.is_sure for likely in found)

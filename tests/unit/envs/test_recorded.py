@@ -105,6 +105,20 @@ def test_numbers_that_become_equal_as_float32_are_refused(tmp_path: Path) -> Non
         read_demonstrations(saved(tmp_path, of | {"observations": times}), SPACES)
 
 
+def test_a_slow_number_is_not_refused(tmp_path: Path) -> None:
+    """Neighbouring steps are equal as float32, and the change of some steps is not."""
+    count = 400
+    seen = np.random.default_rng(0).normal(size=(count, 3))
+    seen[:, 1] = 1000 + 1e-5 * np.arange(count)
+    assert (np.diff(seen[:, 1].astype(np.float32)) == 0).mean() > 0.5
+    of = arrays(count) | {"observations": seen}
+    read_demonstrations(saved(tmp_path, of), SPACES)
+    # Slower by far: as float32, the file has five of its 400 numbers
+    seen[:, 1] = 1.6e7 + 0.01 * np.arange(count)
+    with pytest.raises(ConfigError, match="equal as float32"):
+        read_demonstrations(saved(tmp_path, of | {"observations": seen}), SPACES)
+
+
 def test_choices_that_the_simulator_does_not_have_are_refused(tmp_path: Path) -> None:
     spaces = Spaces(observation_shape=(3,), actions=DiscreteActions(n=2))
     of = arrays() | {"actions": np.array([0, 1, 0, 1, 1, 2])}

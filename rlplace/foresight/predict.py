@@ -31,7 +31,8 @@ class Prediction:
 
     `numbers`: metric -> predicted seconds, with the names of a run's metrics. `active`: stage -> the components that
     work in it. `iterations`: the calls of the simulated iterations, for a picture; empty in a search. `queues`: channel
-    -> the largest number of items in it. `processors`: node -> share of time in which its processors were busy.
+    -> the largest number of items in it; empty in a search. `processors`: node -> share of time in which its processors
+    were busy.
     `costs`: the object that gave the costs; it has recorded which of them were missing or assumed. `least_s`, `most_s`:
     least and most seconds of an iteration under all assumptions about scaling with the number of ranks; None if nothing
     is assumed. `most_s` is infinite if the seconds have no upper bound. `brief`: the prediction has the seconds of the
@@ -85,15 +86,22 @@ def open_loop(
 
 
 def predict(
-    config: Any, plan: Plan, case: MemoryCase, profile: Profile, *, ranged: bool = False
+    config: Any,
+    plan: Plan,
+    case: MemoryCase,
+    profile: Profile,
+    *,
+    ranged: bool = False,
+    queues: bool = True,
 ) -> Prediction:
     """Return the predicted seconds of a plan: run iterations on a logical clock, with the costs of `profile`.
 
     `case`: inputs of the plan's memory calculation. `ranged`: whether to predict the least and the most seconds as
-    well. They differ if the profile lacks costs for a number of ranks, so that costs have to be assumed.
+    well. They differ if the profile lacks costs for a number of ranks, so that costs have to be assumed. `queues`:
+    whether to count the items in channels. If not, items may be put later if that changes no seconds.
     """
     model = model_of(config)
-    found = _predict(config, plan, case, model.costs(config, profile))
+    found = _predict(config, plan, case, model.costs(config, profile), queues=queues)
     if not ranged or not found.costs.scaled:
         return found
     ends = {}
@@ -186,14 +194,19 @@ def _opened(
     )
 
 
-def _predict(config: Any, plan: Plan, case: MemoryCase, costs: Costs) -> Prediction:
+def _predict(
+    config: Any, plan: Plan, case: MemoryCase, costs: Costs, *, queues: bool = True
+) -> Prediction:
     with paused_collector():
-        return _simulated(config, plan, case, costs)
+        return _simulated(config, plan, case, costs, queues=queues)
 
 
-def _simulated(config: Any, plan: Plan, case: MemoryCase, costs: Costs) -> Prediction:
+def _simulated(
+    config: Any, plan: Plan, case: MemoryCase, costs: Costs, *, queues: bool
+) -> Prediction:
     cores = int(costs.profile.machine.get("cores", 1))
     site, loop = _opened(config, plan, case, costs)
+    site.counts_items = queues
     counted = counted_iterations(config, plan.schedule.needs.ahead)
     iterations = [loop.iteration(index) for index in range(counted.stop)]
     site.world.close()
@@ -210,6 +223,8 @@ def _simulated(config: Any, plan: Plan, case: MemoryCase, costs: Costs) -> Predi
             node: at_work.busy_s / (cores * site.world.now) if site.world.now else 0.0
             for node, at_work in site.cores.items()
         },
-        queues={name: channel.most for name, channel in site.channels.items()},
+        queues={name: channel.most for name, channel in site.channels.items()}
+        if queues
+        else {},
         costs=costs,
     )

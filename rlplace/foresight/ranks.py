@@ -105,11 +105,13 @@ class Site:
 
     `separable`: whether a stage may be simulated without the others, in the same seconds. `steady`: stages that take
     the same seconds in all iterations but the first. `measured`: whether the ranks measure the parts of their calls.
+    `counts_items`: whether the most items of each channel are asked for.
     """
 
     separable = False
     steady: Collection[str] = ()
     measured = True
+    counts_items = True
 
     def __init__(self, config: Any, plan: Plan, costs: Costs, cores: int) -> None:
         """Create the simulated clock, processors and channels.

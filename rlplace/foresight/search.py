@@ -336,7 +336,7 @@ class Search:
         if keys not in self.predicted:
             found = self._briefly(config, plan, case, keys)
             if found is None:
-                found = predict(config, plan, case, self.profile)
+                found = predict(config, plan, case, self.profile, queues=False)
                 self._known.update(seconds_of(found, keys))
             self.predicted[keys] = dataclasses.replace(found, iterations=())
         return self.predicted[keys]

@@ -221,6 +221,10 @@ class Cores:
         self._own.update(processes)
         self._free -= len(self._own)
 
+    def owned_by(self, process: Hashable) -> bool:
+        """Return whether `process` has a processor to itself."""
+        return process in self._own
+
     def add(self, thread: Process, process: Hashable, seconds: float) -> None:
         """Let `thread` compute for `seconds`, then continue. `process`: the process to which it belongs."""
         if seconds < _LEAST_S:

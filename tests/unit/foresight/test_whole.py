@@ -203,6 +203,37 @@ def test_a_sum_of_known_stages_is_the_whole_prediction(
     assert {"actor.push_weights/rest"} <= simulated[-1]
 
 
+@pytest.mark.parametrize("seed", [0, 1])
+def test_samples_that_come_together_take_as_long_one_version_ahead(
+    seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(whole, "MANY", 1)
+    monkeypatch.setattr(ranks, "MANY", 1)
+    job = prepared(*JOBS["one version ahead"])
+    profile = measured(job, seed)
+    one_by_one = predict(job.config, job.plan, job.case, profile)
+    together = predict(job.config, job.plan, job.case, profile, queues=False)
+    assert one_by_one.queues["samples"] > 0
+    assert not together.queues
+    for name, seconds in one_by_one.numbers.items():
+        assert together.numbers[name] == pytest.approx(seconds, rel=1e-9, abs=1e-9)
+    assert together.costs.spent == pytest.approx(one_by_one.costs.spent)
+
+
+@pytest.mark.parametrize("job", ["disaggregated", "one version ahead"])
+def test_passes_on_accelerators_of_its_own_take_the_seconds_of_the_slowest(
+    job: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(whole, "MANY", 1)
+    monkeypatch.setattr(ranks, "MANY", 1)
+    found = prepared(*JOBS[job])
+    profile = measured(found, 2)
+    alone = predict(found.config, found.plan, found.case, profile)
+    monkeypatch.setattr(ranks.TextSite, "has_own_devices", lambda *_: False)
+    shared = predict(found.config, found.plan, found.case, profile)
+    assert alone.numbers == pytest.approx(shared.numbers, rel=1e-9)
+
+
 def test_what_predictions_share_does_not_change_them(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -177,6 +177,10 @@ class JoinedRank(TextRank):
 
     def joined(self, joint: JointPasses, share: int) -> Body:
         """Spend the seconds of all passes of `joint`. `share`: index of this rank's share of the samples."""
+        if self.site.has_own_devices(self.component):
+            # Nothing delays its own work, which ends before that of the slowest rank.
+            yield Sleep(joint.seconds)
+            return
         own_s = joint.own_s[share]
         yield from self.spend(Cost(own_s, 0.0, True))
         if joint.seconds > own_s:

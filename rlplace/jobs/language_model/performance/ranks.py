@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Collection, Sequence
 from typing import NamedTuple
 
@@ -45,6 +45,7 @@ from rlplace.workers.arguments import (
     SAMPLES,
     WEIGHTS,
     TextArguments,
+    parts_of,
     samples_for,
 )
 from rlplace.workers.roles.tails import Tails
@@ -91,6 +92,8 @@ class TextSite(Site):
         self._given: dict[tuple[str, int], _Given] = {}
         self._whole: dict[int, WholeIteration] = {}
         self._joint: dict[tuple[str, str, int], tuple[Division, JointPasses]] = {}
+        # Component -> whether each of its ranks has accelerators of its own
+        self._own_devices: dict[str, bool] = {}
         self._packed: dict[
             tuple[object, int], tuple[SampleSizes, tuple[Division, ...]]
         ] = {}
@@ -101,6 +104,10 @@ class TextSite(Site):
         generating = {"env", "rollout"}
         early = {*plan.schedule.active["rollout"]} - generating
         self.taken_early = bool(early) or plan.needs.ahead > 0
+        # Whether the actor alone takes them, and begins to learn when it has all groups of an iteration
+        self.taken_together = (
+            not early and not self.job.scorers and len(parts_of(self.job)) == 1
+        )
         # Whether the generation of an iteration is computed as a whole
         self.whole = computed_as_a_whole(self, cores)
         # Between two of these stages, nothing is under way but samples from env to actor.
@@ -137,6 +144,21 @@ class TextSite(Site):
             # A reference to the packing is stored, so that no other packing gets the same id.
             self._joint[key] = packed, make(packed, names)
         return self._joint[key][1]
+
+    def has_own_devices(self, component: str) -> bool:
+        """Return whether each rank of a component has accelerators that no other rank uses."""
+        if component not in self._own_devices:
+            placement = self.plan.placement
+            held = [
+                number
+                for other in placement.components
+                for slot in placement.slots(other)
+                for number in slot.accelerators
+            ]
+            used = Counter(held)
+            own = placement.accelerators(component)
+            self._own_devices[component] = all(used[number] == 1 for number in own)
+        return self._own_devices[component]
 
     def packed(
         self,
@@ -330,7 +352,9 @@ class TextEnvRank(TextRank):
         generation = self.site.generation(iteration)
         yield generation.begin(self.component, self.slot.rank)
         judged = generation.env_results[self.slot.rank]
-        if self.site.taken_early:
+        if self._may_send_late:
+            yield from self._send_together(judged, readers)
+        elif self.site.taken_early:
             yield from self._send_in_time(judged, readers)
         else:
             # No rank takes a group before the stage has ended.
@@ -347,6 +371,28 @@ class TextEnvRank(TextRank):
         watch.seconds["sim"] += judged.sim_s
         watch.seconds["reward"] += judged.reward_s
         return self._metrics(watch)
+
+    @property
+    def _may_send_late(self) -> bool:
+        """Whether it makes no difference if all groups come with the last one.
+
+        That is so if no rank takes a group before, the items of channels are not counted, and the rank's work does not
+        delay other ranks.
+        """
+        site = self.site
+        alone = self._cores.owned_by(self._process)
+        together = site.taken_early and site.taken_together
+        return together and alone and not site.counts_items
+
+    def _send_together(self, judged: EnvResult, readers: Sequence[str]) -> Body:
+        """Put all groups into the channels `readers` at the time at which the last one is complete."""
+        if not judged.groups:
+            return
+        last_s, _ = judged.groups[-1]
+        if last_s > self.world.now:
+            yield Sleep(last_s - self.world.now)
+        for channel in readers:
+            self.site.channels[channel].put_all([group for _, group in judged.groups])
 
     def _send_in_time(self, judged: EnvResult, readers: Sequence[str]) -> Body:
         """Put each group into the channels `readers` at the time at which it is complete."""

@@ -87,7 +87,7 @@ def test_workers_that_are_replaced_lose_no_sample(tmp_path: Path) -> None:
     short = (
         "runner.total_iterations=4",
         "checkpoint.every=1",
-        "algorithm.rollout_steps=512",
+        "algorithm.rollout_steps=128",
     )
     where = placed("0", "0", "1")
     faults = [
@@ -106,7 +106,7 @@ def test_workers_that_are_replaced_lose_no_sample(tmp_path: Path) -> None:
     assert (
         [line["env/steps"] for line in lines]
         == [line["actor/samples"] for line in lines]
-        == [8192.0] * 4
+        == [2048.0] * 4
     )
     assert [line["faults/restarts"] for line in lines if "faults/restarts" in line] == [
         1.0,

@@ -32,12 +32,17 @@ _IMPORTED = (
     "tests.actor_ranks",
     "tests.scorer_ranks",
     "tests.lm_ranks",
+    "tests.memory_kinds",
     "rlplace.models.causal_lm",
     "rlplace.workers.training.policy_learner",
     "rlplace.workers.training.lm_learner",
+    "peft",
+    "pydantic.json_schema",
+    "pydantic.type_adapter",
     "torch._dynamo",
     "transformers.models.llama.modeling_llama",
     "transformers.models.qwen3.modeling_qwen3",
+    "tests.frozen",
 )
 
 

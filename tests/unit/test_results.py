@@ -103,11 +103,11 @@ def test_a_mean_below_a_reference_is_said() -> None:
     assert "No mean is below" in page([run(sampled=2400.0)])
 
 
-def test_tasks_with_fewer_episodes_of_the_evaluation_are_named() -> None:
-    many = run(0, task="pendulum", eval_episodes=100)
-    few = run(0, task="hopper", eval_episodes=20)
-    said = results.evaluated_episodes([few, many])
-    assert said == "Each policy played 100 episodes. Those of `hopper` played 20."
+def test_tasks_with_another_number_of_evaluated_episodes_are_named() -> None:
+    few = [run(task="hopper", eval_episodes=20), run(task="ant", eval_episodes=20)]
+    many = run(task="pendulum", eval_episodes=100)
+    said = results.evaluated_episodes([*few, many])
+    assert said == "Each policy played 20 episodes. Those of `pendulum` played 100."
     assert results.evaluated_episodes([many]) == "Each policy played 100 episodes."
 
 

@@ -205,6 +205,17 @@ def wait_for(met: Callable[[], bool]) -> None:
         time.sleep(0.001)
 
 
+def above_a_line(screen: Screen, last: str) -> list[str]:
+    """Return the lines above the last one, without empty ones; [] if the last one does not begin with `last`.
+
+    All are of one moment: another thread draws them again and again.
+    """
+    *above, lowest = screen.lines or [""]
+    if not lowest.startswith(last):
+        return []
+    return [line for line in above if line]
+
+
 def test_the_block_stays_below_the_lines_and_leaves_them_alone(screen: Screen) -> None:
     shown, signals = display(), Signals()
     started = ["  actor: 2 workers started, 1.5 s", "  actor: ready, 2.5 s"]
@@ -213,16 +224,19 @@ def test_the_block_stays_below_the_lines_and_leaves_them_alone(screen: Screen) -
         for line in started:
             print(line)
         # The lines of the start stay above the block, as in a pipe
-        wait_for(lambda: screen.lines[-1].startswith("starting   for "))
-        assert [line for line in screen.lines if line][:-1] == started
+        wait_for(lambda: above_a_line(screen, "starting   for ") == started)
         print("files: " + "long/" * 30)
         shown.watch(Doing(), channels(), 0)
         sink = ConsoleSink(sys.stdout)
         for iteration in (1, 2):
             sink(iteration, 64, NUMBERS)
             shown(iteration, 64, NUMBERS)
-        wait_for(lambda: screen.lines[-1].startswith("bottleneck rollout in rollout"))
-        assert any(line.startswith("iteration  3 of 40 ━") for line in screen.lines)
+        wait_for(
+            lambda: any(
+                line.startswith("iteration  3 of 40 ━")
+                for line in above_a_line(screen, "bottleneck rollout in rollout")
+            )
+        )
         assert screen.getvalue().count("\x1b[?25l") == 1  # no cursor
         signals.say("\nSIGINT: ends after this iteration\n")
         wait_for(lambda: "SIGINT: ends after this iteration" in screen.lines)

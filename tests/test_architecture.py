@@ -741,7 +741,7 @@ def test_every_place_that_the_guide_names_exists() -> None:
 
 
 def _defines(file: Path, names: list[str]) -> bool:
-    body = ast.parse(file.read_text(encoding="utf-8")).body if file.is_file() else []
+    body = parsed(file.read_text(encoding="utf-8")).body if file.is_file() else []
     for name in names:
         inside = [getattr(node, "body", []) for node in body if name in _names(node)]
         if not inside:

@@ -320,7 +320,9 @@ class Tokenizer:
 
         if self.chat_template is None:
             raise config_error("no-chat-template", _KEY, str(self._folder))
-        chat = [_for_template(message) for message in messages]
+        parts = any(not isinstance(m.content, str) for m in messages)
+        lists = parts and self._reads_parts
+        chat = [_for_template(message, lists=lists) for message in messages]
         try:
             if marked not in self._templates:
                 environment = _environment(marked)
@@ -353,6 +355,28 @@ class Tokenizer:
                 folder=self._folder,
                 raised=raised,
             ) from error
+
+    @functools.cached_property
+    def _reads_parts(self) -> bool:
+        """Whether the template shows a list of parts as their texts, as templates of models for images do."""
+        import jinja2
+
+        chat = [{"role": "user", "content": [{"type": "text", "text": _ANOTHER}]}]
+        values: dict[str, Any] = {
+            "tools": None,
+            "documents": None,
+            **self._special,
+            "messages": chat,
+            "add_generation_prompt": True,
+        }
+        try:
+            environment = _environment(marked=False)
+            template = environment.limited(self.chat_template or "")
+            shown = environment.render(template, values)
+        # A list where a text is due may raise anything
+        except (jinja2.TemplateError, TypeError, AttributeError, ValueError):
+            return False
+        return _ANOTHER in shown and "'text'" not in shown
 
     @functools.cached_property
     def variables(self) -> frozenset[str]:
@@ -697,12 +721,14 @@ def _tools_not_shown(prompt: MessagesWithTools) -> ConfigError:
     return config_error("tools-not-shown", "env.kwargs.tools", got)
 
 
-def _for_template(message: Message) -> dict[str, Any]:
+def _for_template(message: Message, *, lists: bool) -> dict[str, Any]:
     """Return a message in the form that chat templates take. Keys without a value are left out.
 
+    `lists`: whether the template reads lists of parts.
     The arguments of calls are values instead of JSON texts, because templates write them as JSON.
     """
-    shown: dict[str, Any] = {"role": message.role, "content": _content(message)}
+    content = _content(message, lists=lists)
+    shown: dict[str, Any] = {"role": message.role, "content": content}
     if message.calls:
         shown["tool_calls"] = [
             {
@@ -728,15 +754,15 @@ def _arguments(call: ToolCall) -> object:
     return value
 
 
-def _content(message: Message) -> str | list[dict[str, str]]:
+def _content(message: Message, *, lists: bool) -> str | list[dict[str, str]]:
     """Return the content of a message in the form that chat templates take.
 
-    Parts that are all texts are one text: templates of models for text alone would show a list of parts as Python
-    writes it. The entry for an image has no pixels, because the template only puts an image token in its place.
+    Parts that are all texts are one text for a template that does not read lists: it would show a list as Python writes
+    it. The entry for an image has no pixels, because the template only puts an image token in its place.
     """
     if isinstance(message.content, str):
         return message.content
-    if not message.images:
+    if not message.images and not lists:
         return message.text
     return [
         {"type": "image"} if isinstance(p, Image) else {"type": "text", "text": p}

@@ -532,6 +532,13 @@ def test_parts_that_are_texts_are_one_text(tokenizer: Tokenizer) -> None:
     assert chat.text(parts) == chat.text("What is 1 + 2?")
 
 
+def test_parts_stay_a_list_for_a_template_that_reads_lists(tmp_path: Path) -> None:
+    """As some templates of models for images, which read nothing else."""
+    reads = "{% for m in messages %}{% for part in m.content %}<{{ part.text }}>{% endfor %}{% endfor %}"
+    chat = Chat(with_template(tmp_path, reads), system=None)
+    assert chat.text([Message("user", ("What is ", "1 + 2?"))]) == "<What is ><1 + 2?>"
+
+
 def test_variables_of_a_template_are_known(tmp_path: Path) -> None:
     template = "{% if not date is defined %}{% set date = 'x' %}{% endif %}{{ date }}{{ think }}"
     found = with_template(tmp_path, template).variables

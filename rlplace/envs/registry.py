@@ -643,6 +643,11 @@ def normalizes_images(config: SimulatorJobConfig) -> bool:
     return config.algorithm.normalize_observations or own
 
 
+def flattens_images(config: SimulatorJobConfig) -> bool:
+    """Return whether a policy takes images as one row of numbers, as an MLP does."""
+    return isinstance(config.actor.policy, MlpConfig)
+
+
 def spaces_of_job(config: SimulatorJobConfig) -> Spaces:
     """Return the spaces of a job's policy: those of the simulator, with the policy's memory and chunks of actions.
 

@@ -20,7 +20,6 @@ from numpy.typing import NDArray
 
 from rlplace.algo.replay import Steps
 from rlplace.codes import problem
-from rlplace.config.blocks.policies import MlpConfig
 from rlplace.config.blocks.simulator import SimulatorEnvConfig
 from rlplace.envs.action_bounds import action_remark
 from rlplace.envs.contract import (
@@ -37,6 +36,7 @@ from rlplace.envs.contract import (
 )
 from rlplace.envs.image_range import ImageRange
 from rlplace.envs.registry import (
+    flattens_images,
     make_simulator,
     normalizes_images,
     row_seeds,
@@ -484,7 +484,7 @@ class VectorEnvWorker(EnvWorker):
             self.config.spaces,
             normalizes=normalizes_images(config),
             can_normalize=True,
-            flattens=isinstance(config.actor.policy, MlpConfig),
+            flattens=flattens_images(config),
         )
         for index in range(groups):
             first = context.rank * self._rows + index * rows

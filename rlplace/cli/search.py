@@ -168,6 +168,8 @@ def read_request(words: Sequence[str]) -> Request:
         if word.startswith("--") and _OTHER_WORDS.get(theirs) == "seconds":
             name = "seconds"
             value = _in_seconds(value or after)
+        if word.startswith("--") and _OTHER_WORDS.get(theirs) == "accelerators":
+            name = "accelerators"
         if word.startswith("--") and theirs in _MOST_ACCELERATORS:
             name = "accelerators"
             value = _up_to(value or after)

@@ -261,8 +261,11 @@ def word_of_group(name: str, value: str) -> str | None:
     """Return the override that the option `--name=value` means: a task, a placement, a model; None if unknown."""
     if name == MODEL and value in group_names(MODEL):
         return f"{MODEL}@actor.model={value}"
-    if name in (TASK, PLACEMENT) and value in group_names(name):
-        return f"{name}={value}"
+    if name in (TASK, PLACEMENT):
+        names = group_names(name)
+        chosen = value if value in names else did_you_mean(value, names)
+        if chosen is not None:
+            return f"{name}={chosen}"
     return option_of_block(name, value)
 
 

@@ -94,7 +94,7 @@ _FORMS = {
     "sink": "sinks logger loggers tracker trackers",
     "start": "initial init starting begin first starts",
     "std": "stddev deviation",
-    "step": "steps",
+    "step": "steps timestep timesteps",
     "target": "tgt targets",
     "temperature": "temp",
     "timeout": "timeouts",
@@ -127,6 +127,7 @@ _JOINED = {
 # Words that say nothing about the meaning
 _FILLERS = {
     *("use", "using", "enable", "enabled", "with", "the", "do", "is", "set", "of"),
+    *("second", "seconds", "sec", "secs"),
     *("param", "params", "arg", "args", "config", "cfg", "option", "s", "per", "for"),
     *("sgd", "ppo", "fcnet", "algo", "my", "by", "in", "to", "from", "on", "at"),
 }
@@ -149,7 +150,7 @@ _ABOUT = {
     "rollout": {"sample", "generation", "inference", "decoding", "vllm", "engine"},
     "actor": {"policy", "training", "train", "learner"},
     "runner": {"training", "train", "run"},
-    "algorithm": {"training", "train", "grpo"},
+    "algorithm": {"training", "train", "grpo", "iteration"},
     "checkpoint": {"iteration"},
     "serve": {"server", "serving"},
 }

@@ -38,6 +38,7 @@ from rlplace.config.from_environment import decoded
 from rlplace.config.keys import (
     COMPONENTS,
     PLACEMENT,
+    PRESETS_OF_ALL,
     all_places,
     every_place,
     is_place,
@@ -58,6 +59,7 @@ from rlplace.config.other_names import (
     ON_POLICY,
     as_settings,
     in_several_keys,
+    meant_word,
     off_policy,
 )
 from rlplace.config.own import block_of_name
@@ -325,6 +327,17 @@ def _of_job(
                 inside[0], inside[1], value, job, f"{key}.", found
             )
         elif value != default_of(there[name][0], other):
+            preset = _preset_of(key, found)
+            if preset is not None:
+                found.reject(
+                    "wrong-kind",
+                    key,
+                    value,
+                    error="placement-of-simulators",
+                    preset=preset,
+                    ours=subject_of(job),
+                )
+                continue
             # Either the other job was meant, or the key can be removed.
             which = "partial-training" if name in _CHANGES_TRAINING else "other-job"
             unknown = UnknownKey(
@@ -358,6 +371,20 @@ def _of_job(
                 path=key,
             )
     return kept
+
+
+def _preset_of(key: str, found: Found) -> str | None:
+    """Return the preset that is meant by a file of configs/placement, which places simulators; None for other files.
+
+    `key`: a key that the file sets. `found`: knows where keys are set.
+    """
+    source = source_of(key, found.sources)
+    if source is None:
+        return None
+    file = Path(source.file)
+    if file.parts[-3:-1] != ("configs", "placement"):
+        return None
+    return meant_word(file.stem, PRESETS_OF_ALL)
 
 
 def _is_another_name(key: str, value: object, job: JobName) -> bool:

@@ -94,7 +94,7 @@ _FORMS = {
     "sink": "sinks logger loggers tracker trackers",
     "start": "initial init starting begin first starts",
     "std": "stddev deviation",
-    "step": "steps timestep timesteps",
+    "step": "steps",
     "target": "tgt targets",
     "temperature": "temp",
     "timeout": "timeouts",

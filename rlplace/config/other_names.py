@@ -153,7 +153,7 @@ _WEIGHTS = {
 KEYS = {**_WEIGHTS, **KEYS}
 # Names of other libraries for keys of the off-policy job, where they are not those of the other jobs
 _OFF_POLICY_KEYS = {
-    "algorithm.learning_starts": "warmup warm_up learning_start random_steps start_steps "
+    "algorithm.learning_starts": "warmup_timesteps warmup warm_up learning_start random_steps start_steps "
     "warmup_steps num_random_steps start_timesteps "
     "num_steps_sampled_before_learning_starts initial_random_steps",
     "algorithm.updates_per_step": "utd_ratio utd replay_ratio gradient_updates_per_step",

@@ -49,6 +49,17 @@ from rlplace.workers.worker import MoveReport, Worker
 Body = Generator[Any, Any, Any]
 _DRIVER = "driver"
 _UNBOUNDED = 1 << 60
+# Of every call, in predictions that need the seconds of stages only
+_NOT_MEASURED = CallRecord(
+    method="",
+    began_s=0.0,
+    seconds=0.0,
+    cpu_s=0.0,
+    process=0,
+    process_cpu_s=0.0,
+    parts=(),
+    spans=(),
+)
 
 
 class LogicalClock(Clock):
@@ -269,18 +280,24 @@ class Rank:
                 began = self.world.now
                 self._watches = []
                 value = yield from getattr(self, method)(*args)
-                record = CallRecord(
-                    method=method,
-                    began_s=began,
-                    seconds=self.world.now - began,
-                    cpu_s=0.0,
-                    process=0,
-                    process_cpu_s=0.0,
-                    parts=(),
-                    spans=tuple(watch.spans(0.0) for watch in self._watches),
-                )
+                record = _NOT_MEASURED
+                if self.site.measured:
+                    record = self._record(method, began)
                 outcomes.append(Done(value, record))
             self.site.answer(functools.partial(settle, outcomes))
+
+    def _record(self, method: str, began_s: float) -> CallRecord:
+        """Return the record of a call that ends now."""
+        return CallRecord(
+            method=method,
+            began_s=began_s,
+            seconds=self.world.now - began_s,
+            cpu_s=0.0,
+            process=0,
+            process_cpu_s=0.0,
+            parts=(),
+            spans=tuple(watch.spans(0.0) for watch in self._watches),
+        )
 
     def spend(self, cost: Cost) -> Body:
         """Let the rank work for `cost.cpu_s` on its processor or accelerator, then sleep for `cost.blocked_s`."""

@@ -136,7 +136,9 @@ def tiny_vlm(
     return folder
 
 
-def tiny_smolvlm(folder: Path, *, side: int = 16, hidden: int = 16) -> Path:
+def tiny_smolvlm(
+    folder: Path, *, side: int = 16, hidden: int = 16, layers: int = 1
+) -> Path:
     """A SmolVLM with random weights and a tokenizer. `side`: pixels each way of its images."""
     import torch
     import transformers
@@ -151,6 +153,7 @@ def tiny_smolvlm(folder: Path, *, side: int = 16, hidden: int = 16) -> Path:
         vision_config={**sizes, "image_size": side, "patch_size": PATCH},
         text_config={
             **sizes,
+            "num_hidden_layers": layers,
             "model_type": "llama",
             "num_key_value_heads": 2,
             "vocab_size": len(_SPECIAL) + len(_WORDS),

@@ -24,14 +24,18 @@ numbers of a head, k steps of a chain, m of them, n actions of a chunk, A elemen
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
+from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch.nn import functional
-from transformers import LlamaConfig, LlamaModel
+from transformers import AutoConfig, LlamaConfig, LlamaModel
+from transformers import SmolVLMForConditionalGeneration as SmolVLM
 
+from rlplace.codes import config_error
 from rlplace.config.blocks.policies import VlaConfig
 from rlplace.envs.contract import DenoisedActions, Spaces
 from rlplace.models.flow import Velocity, step_times
@@ -39,12 +43,30 @@ from rlplace.models.mlp import initialise
 from rlplace.models.networks import Observed, entries_of
 from rlplace.models.vla import Texts, image_tokens, vision_language_model
 from rlplace.models.vla_entries import VlaEntries, entries_for
+from rlplace.models.vla_folder import SmolVlaFolder, is_smolvla, smolvla_folder
 
 # Each second layer of the expert also attends to earlier actions
 _SELF_EVERY = 2
 # Longest and shortest period of the embedding of a time from 0 to 1
 _PERIODS = (4e-3, 4.0)
 _LONGEST_WAVE = 10_000.0
+# Beginnings of names here -> in lerobot's SmolVLA
+_PUBLISHED: Mapping[str, str] = {
+    "vision.": "vlm_with_expert.vlm.model.vision_model.",
+    "connector.": "vlm_with_expert.vlm.model.connector.",
+    "decoder.": "vlm_with_expert.vlm.model.text_model.",
+    "expert.": "vlm_with_expert.lm_expert.",
+    "state.": "state_proj.",
+    "action_in.": "action_in_proj.",
+    "action_out.": "action_out_proj.",
+    "time_in.": "action_time_mlp_in.",
+    "time_out.": "action_time_mlp_out.",
+}
+_TOKEN_HEAD = "model.vlm_with_expert.vlm.lm_head.weight"
+# Earlier versions of lerobot have statistics among the weights
+_STATISTICS = ("normalize_inputs.", "normalize_targets.", "unnormalize_outputs.")
+# The width within a layer of SmolVLA's expert is a multiple of this number
+_MULTIPLE = 256
 
 
 class _Seen(NamedTuple):
@@ -69,7 +91,17 @@ class FlowVla(nn.Module):
         self._times = step_times(actions.shape[0] - 1)
         self._chunk = spaces.chunk
         self._elements = math.prod(actions.shape[1:]) // spaces.chunk
-        model = vision_language_model(spaces, self._entries, config)
+        self._published = is_smolvla(config.path)
+        narrow = config.expert_width
+        inner = 4 * narrow
+        if self._published:
+            assert config.path is not None
+            of_folder = smolvla_folder(Path(config.path))
+            model = _without_weights(config, of_folder)
+            narrow = int(of_folder.expert_share * model.config.text_config.hidden_size)
+            inner = _inner_width(narrow)
+        else:
+            model = vision_language_model(spaces, self._entries, config)
         embedding = model.text_model.get_input_embeddings()
         self._texts: Texts | None = None
         if self._entries.instruction is not None:
@@ -82,8 +114,7 @@ class FlowVla(nn.Module):
         # One token for all numbers
         numbers = sum(part.size for part in self._entries.state)
         self.state = nn.Linear(numbers, width) if numbers else None
-        self.expert = _Expert(text, config.expert_width)
-        narrow = config.expert_width
+        self.expert = _Expert(text, narrow, inner)
         self.action_in = nn.Linear(self._elements, narrow)
         self.time_in = nn.Linear(2 * narrow, narrow)
         self.time_out = nn.Linear(narrow, narrow)
@@ -94,10 +125,13 @@ class FlowVla(nn.Module):
         # Weights go from process to process by `state_dict`: tables of positions go with them
         for module in self.modules():
             module._non_persistent_buffers_set.clear()
+        if self._published:
+            _load(self, str(config.path))
 
     def initialise(self, generator: torch.Generator) -> None:
         """Initialise the heads; all other weights come from the folder, or are initialised by transformers."""
-        initialise([self.action_out], 0.01, generator)
+        if not self._published:
+            initialise([self.action_out], 0.01, generator)
         initialise([self.value], 1.0, generator)
 
     def decide(self, observations: Observed) -> tuple[Velocity, Tensor]:
@@ -127,7 +161,9 @@ class FlowVla(nn.Module):
         dtype = self.value_query.dtype
         scale = math.sqrt(len(self.value_query))
         images = [by_name[image.name] for image in self._entries.images]
-        pictures = image_tokens(self.vision, self.connector, images, dtype)
+        pictures = image_tokens(
+            self.vision, self.connector, images, dtype, padded=self._published
+        )
         rows = len(pictures)
         tokens = [scale * pictures]
         masks = [pictures.new_ones(pictures.shape[:2], dtype=torch.bool)]
@@ -209,15 +245,18 @@ class FlowVla(nn.Module):
 
 
 class _Expert(nn.Module):
-    """The layers of the expert, as wide as `width`, with the heads of the decoder."""
+    """The layers of the expert, as wide as `width`, with the heads of the decoder.
 
-    def __init__(self, text: Any, width: int) -> None:
+    `inner`: width within a layer.
+    """
+
+    def __init__(self, text: Any, width: int, inner: int) -> None:
         super().__init__()
         of_decoder = text.num_key_value_heads * text.head_dim
         made = LlamaModel(
             LlamaConfig(
                 hidden_size=width,
-                intermediate_size=4 * width,
+                intermediate_size=inner,
                 num_hidden_layers=text.num_hidden_layers,
                 num_attention_heads=text.num_attention_heads,
                 num_key_value_heads=text.num_key_value_heads,
@@ -238,6 +277,54 @@ class _Expert(nn.Module):
                 attention: Any = layer.self_attn
                 attention.k_proj = nn.Linear(of_decoder, of_decoder, bias=False)
                 attention.v_proj = nn.Linear(of_decoder, of_decoder, bias=False)
+
+
+def _inner_width(width: int) -> int:
+    """Return the width within a layer of SmolVLA's expert: 8 / 3 of its width, rounded up to a multiple of 256."""
+    return -(-4 * int(2 * width / 3) // _MULTIPLE) * _MULTIPLE
+
+
+def _without_weights(config: VlaConfig, of_folder: SmolVlaFolder) -> Any:
+    """Return the vision-language model of a SmolVLA, with random weights and as many layers as the SmolVLA has."""
+    assert config.vlm is not None, "checked before the start"
+    shape: Any = AutoConfig.from_pretrained(config.vlm, local_files_only=True)
+    shape.text_config.num_hidden_layers = of_folder.layers
+    return SmolVLM(shape).float().model
+
+
+def _load(policy: FlowVla, folder: str) -> None:
+    """Copy the weights of a checkpoint of SmolVLA into the policy.
+
+    Raises ConfigError if a weight is missing, has another shape, or is left over. Statistics of earlier versions are
+    not weights. The head over tokens is left out: it does not make actions.
+    """
+    needed = {}
+    for name, parameter in policy.named_parameters():
+        for ours, theirs in _PUBLISHED.items():
+            if name.startswith(ours):
+                needed[f"model.{theirs}{name.removeprefix(ours)}"] = parameter
+    stored = load_file(Path(folder) / "model.safetensors")
+    kept = {}
+    for name, tensor in stored.items():
+        if name != _TOKEN_HEAD and not name.startswith(_STATISTICS):
+            kept[name] = tensor
+    odd = []
+    for name in sorted(needed.keys() | kept.keys()):
+        shapes = [tuple(of[name].shape) for of in (needed, kept) if name in of]
+        if len(shapes) != 2 or shapes[0] != shapes[1]:
+            odd.append(name)
+    if odd:
+        raise config_error(
+            "model-misfit",
+            "actor.model.path",
+            folder,
+            error="smolvla-weights",
+            name=odd[0],
+            count=len(odd),
+        )
+    with torch.no_grad():
+        for name, parameter in needed.items():
+            parameter.copy_(kept[name])
 
 
 def _normed(layer: Any, tokens: Tensor) -> Tensor:

@@ -137,17 +137,25 @@ class Vla(nn.Module):
 
 
 def image_tokens(
-    vision: Any, connector: nn.Module, images: Sequence[Tensor], dtype: torch.dtype
+    vision: Any,
+    connector: nn.Module,
+    images: Sequence[Tensor],
+    dtype: torch.dtype,
+    *,
+    padded: bool = False,
 ) -> Tensor:
     """Return the tokens of the images of N observations, camera after camera, [N, tokens of all images, W].
 
     Pixels are scaled to -1 to 1. `images`: of each camera, [N, ...]. All go through the vision tower together.
+    `padded`: images keep their shape, and get black pixels at the left and at the top.
     """
     side = vision.config.image_size
     resized = []
     for of_camera in images:
         pixels = as_channels_first(scaled_pixels(of_camera, dtype))
-        if pixels.shape[-2:] != (side, side):
+        if padded:
+            pixels = _padded(pixels, side)
+        elif pixels.shape[-2:] != (side, side):
             pixels = functional.interpolate(
                 pixels, (side, side), mode="bilinear", antialias=True
             )
@@ -162,6 +170,17 @@ def image_tokens(
     ).last_hidden_state
     tokens: Tensor = connector(states)
     return tokens.unflatten(0, (-1, len(images))).flatten(1, 2)
+
+
+def _padded(pixels: Tensor, side: int) -> Tensor:
+    """Return N images with `side` pixels each way: resized in their shape, with zeros at the left and at the top."""
+    height, width = pixels.shape[-2:]
+    if (height, width) == (side, side):
+        return pixels
+    ratio = max(width, height) / side
+    size = (int(height / ratio), int(width / ratio))
+    resized = functional.interpolate(pixels, size, mode="bilinear")
+    return functional.pad(resized, (side - size[1], 0, side - size[0], 0))
 
 
 class Texts:
@@ -180,7 +199,7 @@ class Texts:
             }
             read = self._by_words
         else:
-            tokenizer = stored_tokenizer(config.path, vocabulary)
+            tokenizer = stored_tokenizer(config.vlm or config.path, vocabulary)
             read = functools.partial(tokenizer.encode, add_special_tokens=False)
         self._read = read
         self._ids = functools.lru_cache(maxsize=_KEPT)(self._ids_of)
@@ -200,6 +219,9 @@ class Texts:
     def _ids_of(self, text: bytes) -> tuple[int, ...]:
         """Return the ids of a text. Raises ConfigError if it has too many tokens."""
         sentence = text.rstrip(b"\0").decode("utf-8")
+        # SmolVLA was trained with a line for each instruction
+        if self._config.vlm is not None and not sentence.endswith("\n"):
+            sentence += "\n"
         ids = tuple(self._read(sentence))
         long = too_long(sentence, len(ids), self._config)
         if long is not None:

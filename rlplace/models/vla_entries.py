@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -22,7 +23,13 @@ from rlplace.envs.contract import (
 )
 from rlplace.envs.registry import with_wrapper
 from rlplace.errors import Problem, did_you_mean
-from rlplace.models.vla_folder import check_folder, is_openvla, openvla_folder
+from rlplace.models.vla_folder import (
+    check_folder,
+    is_openvla,
+    is_smolvla,
+    openvla_folder,
+    smolvla_folder,
+)
 
 _MODEL = "actor.model"
 # Sides of a patch that one token of the decoder stands for
@@ -32,6 +39,8 @@ _CHANNELS = 3
 _BINS = "gymnasium.wrappers:DiscretizeAction"
 # The wrapper that gives OpenVLA's tokens their meaning
 _MEANING = "rlplace.envs.openvla:OpenVlaActions"
+# The wrapper that gives SmolVLA's numbers their units
+_SMOLVLA = "rlplace.envs.smolvla:SmolVlaUnits"
 # Bins of OpenVLA (arXiv:2406.09246)
 _USUAL_BINS = 256
 # Choices of one element at most: more are combinations of the bins of several elements
@@ -95,6 +104,8 @@ def check_vla(spaces: Spaces, config: VlaConfig, env: SimulatorEnvConfig) -> Non
         return
     if config.head == "flow":
         _check_flow(spaces.actions, config)
+        if is_smolvla(config.path):
+            _check_smolvla(spaces, entries, config, env)
     else:
         _check_actions(spaces.actions, env)
     if config.path is None:
@@ -205,6 +216,47 @@ def _check_flow(actions: Actions, config: VlaConfig) -> None:
             f"{config.expert_width}",
             error="odd-expert",
             above=config.expert_width + 1,
+        )
+
+
+def _check_smolvla(
+    spaces: Spaces, entries: VlaEntries, config: VlaConfig, env: SimulatorEnvConfig
+) -> None:
+    """Raise ConfigError unless a checkpoint of SmolVLA gets what it reads, in the units that it was trained with."""
+    assert config.path is not None
+    of = smolvla_folder(Path(config.path))
+    if entries.instruction is None:
+        raise config_error(
+            "model-misfit",
+            f"{_MODEL}.path",
+            config.path,
+            error="no-instruction",
+            entries=_listed(spaces),
+        )
+    if spaces.chunk > of.chunk:
+        raise config_error(
+            "model-misfit",
+            "rollout.action_chunk",
+            f"{spaces.chunk}",
+            error="smolvla-chunk",
+            most=of.chunk,
+        )
+    actions = spaces.actions
+    assert isinstance(actions, DenoisedActions)
+    elements = math.prod(actions.shape[1:]) // spaces.chunk
+    state = sum(part.size for part in entries.state)
+    wrapped = any(wrapper.name == _SMOLVLA for wrapper in env.wrappers)
+    if not wrapped or (state, elements) != (of.state, of.action):
+        error = "smolvla-units" if env.kind == "gymnasium" else "smolvla-elsewhere"
+        raise config_error(
+            "model-misfit",
+            "env.wrappers",
+            show([wrapper.name for wrapper in env.wrappers]),
+            error=error,
+            state=of.state,
+            action=of.action,
+            kind=env.kind,
+            wrappers=with_wrapper(env, _SMOLVLA, {"folder": config.path}),
         )
 
 

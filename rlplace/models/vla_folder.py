@@ -19,9 +19,21 @@ _KEY = "actor.model.path"
 # Families of transformers whose models have the parts that the policy calls
 FAMILIES = ("smolvlm", "idefics3")
 OPENVLA = "openvla"
+SMOLVLA = "smolvla"
+# Settings of SmolVLA with the values that the policy has
+_SMOLVLA: Mapping[str, object] = {
+    "attention_mode": "cross_attn",
+    "self_attn_every_n_layers": 2,
+    "add_image_special_tokens": False,
+    "prefix_length": -1,
+    "empty_cameras": 0,
+    "adapt_to_pi_aloha": False,
+    "min_period": 0.004,
+    "max_period": 4.0,
+}
 # Policies of other libraries by the kind in their config.json -> how they make actions
 _CONTINUOUS: Mapping[str, str] = {
-    **dict.fromkeys(("smolvla", "pi0", "pi05"), "by flow matching"),
+    **dict.fromkeys(("pi0", "pi05"), "by flow matching"),
     **dict.fromkeys(
         ("gr00t", "gr00t_n1", "gr00t_n1_5", "gr00t_n1d6", "gr00t_n1d7"),
         "by flow matching",
@@ -62,6 +74,94 @@ class OpenVlaFolder:
     square: bool
 
 
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class SmolVlaFolder:
+    """What the policy reads of a checkpoint of SmolVLA, beside its weights.
+
+    `layers`: of decoder and expert. `expert_share`: width of the expert, as a share of that of the decoder. `state`,
+    `action`: numbers of the robot's state and of an action that the network takes, robots with fewer are padded.
+    `chunk`: most actions of a chunk. `side`: pixels each way of an image.
+    """
+
+    layers: int
+    expert_share: float
+    state: int
+    action: int
+    chunk: int
+    side: int
+
+
+def is_smolvla(path: str | None) -> bool:
+    """Return whether a folder has a checkpoint of SmolVLA, as lerobot writes it."""
+    return path is not None and _kind(_config(Path(path))) == SMOLVLA
+
+
+def smolvla_folder(folder: Path) -> SmolVlaFolder:
+    """Return what the policy reads of a checkpoint of SmolVLA.
+
+    Raises ConfigError if a setting is one that the policy does not have.
+    """
+    shape = _config(folder)
+    for name, value in _SMOLVLA.items():
+        if shape.get(name, value) != value:
+            raise _other_smolvla(folder, f"{name} is {shape[name]}, not {value}")
+    layers = shape.get("num_vlm_layers", 16)
+    if shape.get("num_expert_layers", -1) not in (-1, 0, layers):
+        raise _other_smolvla(
+            folder,
+            f"num_expert_layers is {shape['num_expert_layers']}, not that of the decoder",
+        )
+    sides = shape.get("resize_imgs_with_padding", [512, 512])
+    if not isinstance(sides, list) or len({*sides}) != 1:
+        raise _other_smolvla(folder, f"resize_imgs_with_padding is {sides}, no square")
+    return SmolVlaFolder(
+        layers=layers,
+        expert_share=shape.get("expert_width_multiplier", 0.75),
+        state=shape.get("max_state_dim", 32),
+        action=shape.get("max_action_dim", 32),
+        chunk=shape.get("chunk_size", 50),
+        side=sides[0],
+    )
+
+
+def _other_smolvla(folder: Path, reason: str) -> Exception:
+    """Return the error that a checkpoint of SmolVLA has a setting that the policy does not have."""
+    return config_error(
+        "model-misfit", _KEY, str(folder), error="smolvla-setting", reason=reason
+    )
+
+
+def _check_smolvla(folder: Path, config: VlaConfig) -> None:
+    """Raise ConfigError unless the policy can use a checkpoint of SmolVLA as the config says."""
+    if config.head != "flow":
+        raise config_error(
+            "model-misfit", "actor.model.head", config.head, error="smolvla-head"
+        )
+    of = smolvla_folder(folder)
+    named = str(_config(folder).get("vlm_model_name", "SmolVLM2"))
+    if config.vlm is None or not (Path(config.vlm) / "config.json").exists():
+        raise config_error(
+            "model-misfit",
+            "actor.model.vlm",
+            f"{config.vlm}",
+            error="smolvla-vlm",
+            name=named,
+        )
+    shape = _config(Path(config.vlm))
+    side = shape.get("vision_config", {}).get("image_size", 364)
+    if _kind(shape) != "smolvlm" or side != of.side:
+        raise config_error(
+            "model-misfit",
+            "actor.model.vlm",
+            config.vlm,
+            error="smolvla-other-vlm",
+            name=named,
+            kind=_kind(shape),
+            side=side,
+            needed=of.side,
+        )
+
+
 def is_openvla(path: str | None) -> bool:
     """Return whether a folder has a checkpoint of OpenVLA."""
     return path is not None and _kind(_config(Path(path))) == OPENVLA
@@ -81,10 +181,12 @@ def check_folder(config: VlaConfig) -> None:
             error="continuous",
             kind=kind,
             way=_CONTINUOUS[kind],
-            families=" or ".join((*FAMILIES, OPENVLA)),
+            families=" or ".join((*FAMILIES, OPENVLA, SMOLVLA)),
         )
     if kind == OPENVLA:
         _check_openvla(folder, config)
+    elif kind == SMOLVLA:
+        _check_smolvla(folder, config)
     elif "vision_config" not in shape:
         raise config_error(
             "model-misfit", _KEY, str(folder), error="no-vision", kind=kind
@@ -96,11 +198,11 @@ def check_folder(config: VlaConfig) -> None:
             str(folder),
             error="family",
             kind=kind,
-            families=" or ".join((*FAMILIES, OPENVLA)),
+            families=" or ".join((*FAMILIES, OPENVLA, SMOLVLA)),
         )
     text = shape.get("text_config", {})
     decoder = text.get("model_type", "llama")
-    if config.head == "flow" and kind != OPENVLA and decoder != "llama":
+    if config.head == "flow" and kind in FAMILIES and decoder != "llama":
         raise config_error(
             "model-misfit",
             "actor.model.head",

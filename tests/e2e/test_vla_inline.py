@@ -11,6 +11,7 @@ from rlplace.cli.evaluate import main as evaluate
 from rlplace.cli.export import main as export
 from tests.e2e.training import INLINE_LAUNCHER, Finished, train
 from tests.tiny_openvla import tiny_openvla
+from tests.tiny_smolvla import tiny_smolvla
 from tests.tiny_vlm import tiny_smolvlm
 
 SMALL = (
@@ -130,6 +131,34 @@ def test_actions_from_noise_are_resumed_and_evaluated(
         assert evaluate(line) == 0
         returns.append(json.loads(capsys.readouterr().out)["return"]["mean"])
     assert all(0 <= each <= 1 for each in returns)
+
+
+@pytest.mark.slow  # tests/unit/models/test_smolvla.py reads a folder
+def test_a_checkpoint_of_smolvla_is_trained_and_evaluated(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder, vlm = tiny_smolvla(tmp_path)
+    units = (
+        f"{{name: 'rlplace.envs.smolvla:SmolVlaUnits', kwargs: {{folder: {folder}}}}}"
+    )
+    run = train(
+        "vla_flow_reach",
+        tmp_path / "runs",
+        *SMALL,
+        f"actor.model.path={folder}",
+        f"actor.model.vlm={vlm}",
+        "actor.model.instruction_tokens=8",
+        f"env.wrappers=[{units}]",
+        "rollout.action_chunk=2",
+        "runner.total_iterations=1",
+    )
+    assert run.code == 0, run.err + run.out
+    (row,) = run.metrics()
+    assert row["actor/mismatch"] < 1e-4
+    assert row["actor/grad_norm"] > 0
+    capsys.readouterr()
+    assert evaluate([str(run.folder), "episodes=4", "--format", "json"]) == 0
+    assert 0 <= json.loads(capsys.readouterr().out)["return"]["mean"] <= 1
 
 
 @pytest.mark.slow

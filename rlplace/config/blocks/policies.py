@@ -110,7 +110,11 @@ class VlaConfig:
         "a vision-language model of transformers, for robots", "vla"
     )
     path: str | None = knob(
-        "folder of a SmolVLM, an Idefics3 or an OpenVLA-OFT; null: a small SmolVLM from scratch",
+        "folder of a SmolVLM, an Idefics3, an OpenVLA-OFT or a SmolVLA; null: a small SmolVLM from scratch",
+        None,
+    )
+    vlm: str | None = knob(
+        "with a path to a SmolVLA: folder of its vision-language model, of which config.json and tokenizer are read",
         None,
     )
     image: str | None = knob(

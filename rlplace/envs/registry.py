@@ -897,8 +897,8 @@ def check_task(
     for held-out prompts is checked too; its warnings are among the problems. `components`: config key -> block, for
     each reward component with a function. `own`: whether functions of the user are called, too. `samples_per_prompt`,
     `eval_samples`: number of answers to a prompt, in training and in an evaluation. `eval_prompts`: number of held-out
-    prompts of an evaluation; None: all. `rendered`: returns a prompt as the text that the model reads; None: prompts
-    are compared by their messages.
+    prompts of an evaluation; None: all. `rendered`: returns a prompt as the text that the model reads; None: the texts
+    of its messages are looked at.
     """
     from rlplace.envs.text.held_out import held_out_warnings
     from rlplace.envs.text.probe import (
@@ -906,6 +906,7 @@ def check_task(
         column_warnings,
         form_warnings,
         probe_problems,
+        reader,
         row_problems,
     )
     from rlplace.envs.text.rewards import find_rewards, named_reward
@@ -944,8 +945,9 @@ def check_task(
             eval_samples=eval_samples if evaluated else None,
         )
         if all(problem.code in WARNINGS for problem in problems):
-            problems += form_warnings(rewards, task, config.system)
-            problems += column_warnings(task)
+            read = reader(rendered, config.system)
+            problems += form_warnings(rewards, task, read)
+            problems += column_warnings(task, read)
     sound = all(problem.code in WARNINGS for problem in problems)
     if evaluated and len(tasks) == len(seeds) and sound:
         problems += held_out_warnings(

@@ -31,6 +31,8 @@ _KEY = "actor.model.path"
 _SHOWN = 200  # characters of a rendered chat that an error shows
 # The tag by which a template marks answers
 _TAG = re.compile(r"\{%-?\+?\s*generation\b")
+# Variable of many templates: whether an answer begins with a thought
+_THINKING = "enable_thinking"
 # Stand before and behind what a template marks for training
 MARK_BEGIN = "\N{BLACK SQUARE}learned from here\N{BLACK SQUARE}"
 MARK_END = "\N{BLACK SQUARE}learned to here\N{BLACK SQUARE}"
@@ -105,10 +107,30 @@ def marked_pieces(
 def pieces_by_prefix(
     tokenizer: Tokenizer, chat: Sequence[Message], arguments: Mapping[str, object]
 ) -> list[Piece]:
+    """Return a rendered chat, cut where answers begin and end. Raises ConfigError if an answer is not found."""
+    found = _cut(tokenizer, chat, arguments)
+    if not isinstance(found, str):
+        return found
+    # Templates that open a thought mostly do not show it in a whole chat
+    plain = {**arguments, _THINKING: False}
+    helps = _THINKING in tokenizer.variables
+    helps = helps and not isinstance(_cut(tokenizer, chat, plain), str)
+    raise config_error(
+        "chat-template-refused",
+        _KEY,
+        repr(clipped(found, _SHOWN)),
+        error="opened-thought" if helps else "answers",
+    )
+
+
+def _cut(
+    tokenizer: Tokenizer, chat: Sequence[Message], arguments: Mapping[str, object]
+) -> list[Piece] | str:
     """Return a rendered chat, cut where answers begin and end.
 
-    An answer begins where the rendered text of the previous messages ends, and ends with its own text. Raises
-    ConfigError if the rendered chat does not begin with the rendered first messages, or does not contain an answer.
+    An answer begins where the rendered text of the previous messages ends, and ends with its own text. If the rendered
+    chat does not begin with the rendered first messages, or does not contain an answer, return the rendered first
+    messages.
     """
     whole = tokenizer.render(chat, answered=True, arguments=arguments)
     pieces: list[Piece] = []
@@ -120,12 +142,7 @@ def pieces_by_prefix(
         answer = message.text.strip()
         found = whole.find(answer, len(before))
         if not whole.startswith(before) or found < 0:
-            raise config_error(
-                "chat-template-refused",
-                _KEY,
-                repr(clipped(before, _SHOWN)),
-                error="answers",
-            )
+            return before
         end = found + len(answer)
         pieces.append(Piece(whole[done : len(before)], is_learned=False))
         said = whole[len(before) : end]

@@ -534,7 +534,8 @@ class Chat:
     ) -> None:
         """Raise ConfigError if a rendered prompt ends with a token that ends an answer, and begins no answer.
 
-        The policy would have to write the beginning of its own message, and would often write another one's.
+        The policy would have to write the beginning of its own message, and would often write another one's. Templates
+        that write nothing before an answer have no such beginning, as that of DialoGPT.
         """
         if self._begins_answers:
             return
@@ -542,10 +543,26 @@ class Chat:
         if answered == rendered:
             ids, _ = self._tokenizer.stops((), chat=True)
             tokens = self._tokenizer.encode(rendered.rstrip())
-            if len(tokens) and int(tokens[-1]) in ids:
+            ends = len(tokens) > 0 and int(tokens[-1]) in ids
+            if ends and self._writes_before_answers(chat, rendered, arguments):
                 got = repr(rendered[-200:])
                 raise config_error("chat-template-refused", _KEY, got, error="unbegun")
         self._begins_answers = True
+
+    def _writes_before_answers(
+        self,
+        chat: Sequence[Message],
+        rendered: str,
+        arguments: Mapping[str, object],
+    ) -> bool:
+        """Return whether the template writes words between a prompt and its answer, such as the name of the role.
+
+        `rendered`: the prompt as the template shows it.
+        """
+        answered = [*chat, Message("assistant", _ANSWER)]
+        whole = self._tokenizer.render(answered, answered=True, arguments=arguments)
+        before, found, _ = whole.rpartition(_ANSWER)
+        return not found or before.strip() != rendered.strip()
 
     def _require_shown(
         self, prompt: MessagesWithTools, arguments: Mapping[str, object]

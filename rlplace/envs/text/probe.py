@@ -11,13 +11,19 @@ from typing import Any
 
 from rlplace import codes
 from rlplace.envs.text.code import forms
-from rlplace.envs.text.contract import OneTurn, TextTask, Transcript, text_of
+from rlplace.envs.text.contract import (
+    OneTurn,
+    Prompt,
+    TextTask,
+    Transcript,
+    text_of,
+)
 from rlplace.envs.text.graders import Graded, ProcessGrader
 from rlplace.envs.text.rewards import Case, Reward, find_reward
 from rlplace.envs.text.right_answers import written_answers
 from rlplace.envs.text.rows import bad_row
 from rlplace.envs.text.signatures import depends_on_others, wants_right_answer
-from rlplace.errors import Problem, RewardError, Source
+from rlplace.errors import ConfigError, Problem, RewardError, Source
 from rlplace.units import clipped
 
 # Codes of the warnings about a function that compares the answers of a list, and gets one; about a function that gets
@@ -39,6 +45,8 @@ _OF_PROMPTS = (
 )
 # Rows that are looked at for warnings
 _WARNED_ROWS = 20
+# Words of prompts that ask for an answer in a form of its own: \boxed{}, "in a box", "after ####"
+_ASKS_FOR_BOX = re.compile(r"box(?:ed)?\s*\{|boxed|\bbox around|\bin an? box|####")
 # Suffixes that make answers of the probe's answer: equal ones and others, of different lengths, right and wrong
 _OTHERS = ("", "", " ", " and so on, with some more words", "!" * 200)
 # Equal answers in the list that a function over lists gets: it returns a reward for each
@@ -103,11 +111,11 @@ def probe_problems(
 
 
 def form_warnings(
-    rewards: Sequence[Reward], task: TextTask, system: str | None
+    rewards: Sequence[Reward], task: TextTask, read: Callable[[Prompt], str]
 ) -> Iterator[Problem]:
-    r"""Yield a warning for each `math_answer` that reads the right answer of a row in a box alone, as letters.
+    """Yield a warning for each `math_answer` that reads the right answer of a row in a box alone, as letters.
 
-    A prompt with the word boxed, or with ####, asks for this form. `system`: text before all prompts.
+    A prompt that speaks of a box, or of ####, asks for this form. `read`: returns a prompt as the model reads it.
     """
     places = [_place(task, number) for number in range(_rows_of(task))]
     for index, reward in enumerate(rewards):
@@ -116,8 +124,7 @@ def form_warnings(
         grade = reward.function()
         for number, place in enumerate(places):
             told = _told(task, number)
-            asked = f"{system or ''}{text_of(told.prompt)}".lower()
-            if "boxed" in asked or "####" in asked:
+            if _ASKS_FOR_BOX.search(read(told.prompt).lower()):
                 continue
             boxed = f"\\boxed{{{told.answer}}}"
             if grade(told) == 0 and grade(dataclasses.replace(told, answers=(boxed,))):
@@ -131,18 +138,21 @@ def form_warnings(
                 break
 
 
-def column_warnings(task: TextTask) -> Iterator[Problem]:
-    """Yield a warning for each column whose name says that it belongs to the prompt, and which no prompt has."""
+def column_warnings(task: TextTask, read: Callable[[Prompt], str]) -> Iterator[Problem]:
+    """Yield a warning for each column whose name says that it belongs to the prompt, and which no prompt has.
+
+    `read`: returns a prompt as the model reads it. Blanks and line breaks may be others than those of the column.
+    """
     left = dict.fromkeys(_OF_PROMPTS)
     for number in range(_rows_of(task)):
         episode = task.episode(number)
         facts = episode.facts()
-        shown = text_of(episode.prompt)
+        shown = _words(read(episode.prompt))
         for name in list(left):
             value = facts.get(name)
             if not isinstance(value, str) or not value.strip():
                 continue
-            if value.strip() not in shown and value != facts.get("answer"):
+            if _words(value) not in shown and value != facts.get("answer"):
                 del left[name]
                 yield codes.problem(
                     _NO_PROMPT,
@@ -151,6 +161,32 @@ def column_warnings(task: TextTask) -> Iterator[Problem]:
                     source=_place(task, number),
                     name=name,
                 )
+
+
+def reader(
+    rendered: Callable[[Prompt], str] | None, system: str | None
+) -> Callable[[Prompt], str]:
+    """Return a function that returns a prompt as the model reads it.
+
+    `rendered`: the same, or it raises ConfigError for a prompt; None: it is not known. Then the result is the text of
+    the messages. `system`: text before all prompts.
+    """
+
+    def read(prompt: Prompt) -> str:
+        texts = f"{system or ''}\n{text_of(prompt)}"
+        if rendered is None:
+            return texts
+        # Other checks report a prompt that the chat template refuses
+        with contextlib.suppress(ConfigError):
+            return f"{texts}\n{rendered(prompt)}"
+        return texts
+
+    return read
+
+
+def _words(text: str) -> str:
+    """Return a text with single blanks between its words."""
+    return " ".join(text.split())
 
 
 def _rows_of(task: TextTask) -> int:

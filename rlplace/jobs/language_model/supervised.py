@@ -249,11 +249,11 @@ def _row_problems(config: LanguageModelJobConfig, folder: Path) -> Iterable[Prob
 
 def _columns(config: LanguageModelJobConfig) -> Iterator[Problem]:
     """Yield warnings about columns of a data set that belong to the prompt. Other checks report a wrong task."""
-    from rlplace.envs.text.probe import column_warnings
+    from rlplace.envs.text.probe import column_warnings, reader
 
     with contextlib.suppress(ConfigError):
         task = make_task(config.env, seed=config.runner.seed, split="train")
-        yield from column_warnings(task)
+        yield from column_warnings(task, reader(None, config.env.system))
 
 
 def _held_out_problems(config: LanguageModelJobConfig) -> Iterator[Problem]:

@@ -120,6 +120,20 @@ def test_a_template_without_the_answer_is_refused(
         chat(tmp_path, template).learned(ONE)
 
 
+def test_an_opened_thought_names_the_variable_only_if_it_helps(tmp_path: Path) -> None:
+    opens = "{% if enable_thinking is not defined %}<think>{% endif %}{% endif %}"
+    template = CHAT.replace("assistant: {% endif %}", f"assistant: {opens}")
+    with pytest.raises(ConfigError) as caught:
+        chat(tmp_path, template).learned(ONE)
+    assert "env.template.enable_thinking=false" in str(caught.value)
+    tokenizer = Tokenizer.load(tmp_path)
+    plain = Chat(tokenizer, system=None, arguments={"enable_thinking": False})
+    assert len(plain.learned(ONE).tokens)
+    with pytest.raises(ConfigError) as caught:
+        chat(tmp_path, OPENS).learned(ONE)
+    assert "enable_thinking" not in str(caught.value)
+
+
 def test_plain_text_is_the_prompt_the_answer_and_the_end(tmp_path: Path) -> None:
     conversation = PlainText(Tokenizer.load(tiny_tokenizer(tmp_path)), system=None)
     found = conversation.learned(ONE)

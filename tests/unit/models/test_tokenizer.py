@@ -524,6 +524,9 @@ def test_a_template_that_begins_no_answer_is_refused(tmp_path: Path) -> None:
     # As in Llama 2, the end of the question begins the answer
     ends = without.replace("<eos>", "[/INST]")
     assert Chat(with_template(tmp_path, ends), system=None).text("?")
+    # As in DialoGPT, nothing stands before an answer
+    bare = "{% for m in messages %}{{ m['content'] }}<eos>{% endfor %}"
+    assert Chat(with_template(tmp_path, bare), system=None).text("?") == "?<eos>"
 
 
 def test_parts_that_are_texts_are_one_text(tokenizer: Tokenizer) -> None:

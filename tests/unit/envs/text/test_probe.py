@@ -336,6 +336,8 @@ def test_a_function_that_compares_answers_hides_no_other_warning(
         ("(1, 2)", "Where?", None, True),
         ("B", "Which one? Write \\\\boxed{...}.", None, False),
         ("B", "Which one?", "Put it within \\\\boxed{}.", False),
+        ("B", "Which one? Write it in a box.", None, False),
+        ("B", "Which of the boxes?", None, True),
         ("4", "2 + 2?", None, False),
         ("It is so. #### 4", "2 + 2?", None, False),
     ],
@@ -350,6 +352,25 @@ def test_a_right_answer_that_counts_in_a_box_alone_is_told(
     )
     problems = check_task(config, seed=0, evaluated=False)
     assert [problem.code for problem in problems] == ["box-not-asked"] * told
+
+
+def test_what_the_chat_template_says_belongs_to_the_prompt(tmp_path: Path) -> None:
+    """As that of Qwen2.5-Math, which asks for a box in a system message of its own."""
+    written = {"answer": "B", "prompt": "Which?", "system": "Be brief."}
+    config = TextEnvConfig(task="prompts", kwargs=rows(tmp_path, **written))
+    problems = check_task(
+        config,
+        seed=0,
+        evaluated=False,
+        rendered=lambda prompt: f"Be  brief. Answer in \\boxed{{}}. {prompt}",
+    )
+    assert problems == []
+
+
+def test_a_system_column_that_env_system_says_too_is_no_news(tmp_path: Path) -> None:
+    kwargs = rows(tmp_path, system_prompt="Be brief.\n")
+    config = TextEnvConfig(task="prompts", kwargs=kwargs, system="Be brief.")
+    assert check_task(config, seed=0, evaluated=False) == []
 
 
 @pytest.mark.parametrize(

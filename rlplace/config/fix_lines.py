@@ -56,6 +56,9 @@ def _lines_of(problem: Problem) -> list[str]:
     if problem.fix is None or is_typed or "[" in problem.key:
         return []
     lines = [line.partition(_REMARK)[0] for line in problem.fix.split("\n")]
+    # The digits behind a decimal comma are no key: the line replaces the number
+    if problem.key.rpartition(".")[2].isdecimal():
+        return []
     if not all(_LINE.fullmatch(line) for line in lines):
         return []
     return lines

@@ -1275,7 +1275,8 @@ def test_a_prompt_that_the_template_refuses_is_named_by_its_line(
 ) -> None:
     model = tiny_tokenizer(
         tmp_path / "model",
-        chat="{{ raise_exception('no') if 'xx' in messages[0].content }}x",
+        chat="{{ raise_exception('no') if 'xx' in messages[0].content }}"
+        "{{ messages[0].content }}",
     )
     with (
         pytest.raises(ConfigError) as caught,

@@ -196,7 +196,8 @@ class Results:
         next observations are finite. `env`: the innermost environment, before its reset.
         """
         warnings = getattr(getattr(env, "data", None), "warning", None)
-        if warnings is None or not type(env.data).__module__.startswith("mujoco"):
+        # Those of mujoco_py are counted otherwise
+        if warnings is None or type(env.data).__module__.split(".")[0] != "mujoco":
             return
         kinds = sys.modules["mujoco"].mjtWarning
         for what, kind in _SET_BACK.items():

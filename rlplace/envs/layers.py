@@ -88,7 +88,7 @@ class _RecordedRewards(Layer):
 
     @property
     def goes_on(self) -> bool:
-        """Whether the last step did not end the episode of the environment below."""
+        """Whether the last call was a step that did not end the episode of the environment below."""
         return self._goes_on
 
     @property
@@ -99,6 +99,7 @@ class _RecordedRewards(Layer):
     def reset(self, *args: Any, **options: Any) -> Any:
         """Reset the environment with the arguments that the layer gets."""
         self._resets += 1
+        self._goes_on = False
         return super().reset(*args, **options)
 
     def step(self, action: Any) -> Any:

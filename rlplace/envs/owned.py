@@ -43,13 +43,17 @@ def disown(envs: Iterable[Any]) -> None:
 
 
 def _innermost(env: Any) -> Any:
-    """Return the environment within all wrappers. An object whose attribute `env` is itself is the innermost one."""
+    """Return the environment within all wrappers. An object whose attribute `env` is itself is the innermost one.
+
+    What environments merely use, such as a server with a method `step` alone, is no environment.
+    """
     seen: set[int] = set()
     layer = env
     while id(layer) not in seen:
         seen.add(id(layer))
         inner = getattr(layer, "__dict__", {}).get("env")
-        if inner is None or not callable(getattr(inner, "step", None)):
+        methods = (getattr(inner, name, None) for name in ("reset", "step"))
+        if not all(map(callable, methods)):
             return layer
         layer = inner
     return layer

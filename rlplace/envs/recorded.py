@@ -219,29 +219,33 @@ def narrow_actions(path: str, steps: Steps, spaces: Spaces) -> Problem | None:
     if not isinstance(of, ContinuousActions):
         return None
     taken = np.abs(steps.actions.reshape(len(steps.actions), -1))
-    for element, sizes in enumerate(taken.T):
-        largest = float(sizes.max())
-        equal = int((sizes > largest - _NOISE).sum())
-        enough = max(_FEWEST_EQUAL, _SHARE_EQUAL * len(sizes))
-        if not _NOISE < largest < _WITHIN or equal < enough:
-            continue
-        middle = (of.high[element] + of.low[element]) / 2
-        half = (of.high[element] - of.low[element]) / 2
-        return problem(
-            "demonstrated-actions",
-            KEY,
-            path,
-            element=element,
-            least=f"{middle - largest * half:.4g}",
-            most=f"{middle + largest * half:.4g}",
-            equal=equal,
-            count=len(sizes),
-            low=f"{of.low[element]:.4g}",
-            high=f"{of.high[element]:.4g}",
-            factor=f"{1 / largest:.6g}",
-            file=path,
-        )
-    return None
+    largest = taken.max(axis=0)
+    equal = (taken > largest - _NOISE).sum(axis=0)
+    enough = max(_FEWEST_EQUAL, _SHARE_EQUAL * len(taken))
+    narrow = (largest > _NOISE) & (largest < _WITHIN) & (equal >= enough)
+    if not narrow.any():
+        return None
+    element = int(narrow.argmax())
+    middle = (of.high[element] + of.low[element]) / 2
+    reach = float(largest[element]) * (of.high[element] - of.low[element]) / 2
+    scales = np.where(narrow, largest, 1.0)
+    factors = [f"{1 / scale:.6g}" for scale in scales]
+    alike = len(set(factors)) == 1
+    return problem(
+        "demonstrated-actions",
+        KEY,
+        path,
+        error="npz" if Path(path).suffix == ".npz" else "hdf5",
+        element=element,
+        least=f"{middle - reach:.4g}",
+        most=f"{middle + reach:.4g}",
+        equal=int(equal[element]),
+        count=len(taken),
+        low=f"{of.low[element]:.4g}",
+        high=f"{of.high[element]:.4g}",
+        factor=factors[0] if alike else f"[{', '.join(factors)}]",
+        file=path,
+    )
 
 
 def _require_precision(path: str, arrays: dict[str, NDArray[Any]]) -> None:

@@ -1018,7 +1018,7 @@ def _report(
 
 
 # A number that is not part of a name (Hopper-v5) or a key (rewards[0])
-_NUMBER = re.compile(r"(?<![\w\[.-])-?\d+(\.\d+)?(e[+-]?\d+)?(?![\w\]])")
+_NUMBER = re.compile(r"(?<![\w\[.-])-?\d+(,\d{3})*(\.\d+)?(e[+-]?\d+)?(?![\w\]])")
 
 
 def new_remarks(lines: Iterable[str], said: set[str]) -> list[str]:

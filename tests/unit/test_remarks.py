@@ -11,7 +11,8 @@ def test_remarks_that_differ_in_their_numbers_are_said_once() -> None:
     said: set[str] = set()
     first = OUTSIDE.format(version=0, number="1.87796")
     others = [
-        OUTSIDE.format(version=0, number=number) for number in ("-1.24202", "3e+09")
+        OUTSIDE.format(version=0, number=number)
+        for number in ("-1.24202", "3e+09", "1,234,567")
     ]
     assert new_remarks([first, others[0]], said) == [first]
     assert new_remarks([first, *others], said) == []

@@ -54,6 +54,8 @@ _AT_ONCE = 1024  # last observations per forward pass
 _MOST_ITERATIONS = 50.0
 # Share of the samples in which a number of the observations may be clipped
 _MOST_CLIPPED = 0.5
+# Iterations whose samples make statistics that change slowly
+_FEWEST_ITERATIONS = 10
 # Standard deviation of actions, in halves of the range between their bounds
 _MOST_DEVIATIONS = 5.0
 # Log of a deviation in halves of the range that no policy reaches by learning
@@ -147,8 +149,7 @@ class PolicyLearner:
             self._policy.module.normalizer.update(observation_sums)
         mean = mean_of(steps)
         _, returns, errors = moments.var.tolist()
-        gap = math.sqrt(errors + float(moments.mean[2]) ** 2)
-        notes = [*clipped, *self._clip_notes(gap)]
+        notes = [*clipped, *self._clip_notes(abs(float(moments.mean[2])))]
         if mean is not None:
             notes += self._deviation_notes(mean["entropy"])
         metrics = {KL_STOP: Metric(float(stopped), notes=tuple(notes)), **mismatch}
@@ -381,11 +382,13 @@ class PolicyLearner:
         """Return a note if a number of the observations is mostly clipped by the policy's normalisation; else none.
 
         The policy then sees a constant. Statistics of another environment, of which the policy was taken over, do that:
-        they change slowly. `observations`: [N, *O], as the simulator gave them.
+        they change slowly. Statistics of a few iterations soon follow, and are not told of. `observations`: [N, *O], as
+        the simulator gave them.
         """
         module = self._policy.module
         normalizer = module.normalizer
-        if normalizer is None or not float(normalizer.count):
+        fewest = _FEWEST_ITERATIONS * self._rows.steps * self._rows.total
+        if normalizer is None or float(normalizer.count) < fewest:
             return []
         # A rank may have no rows
         if not len(observations):
@@ -439,8 +442,8 @@ class PolicyLearner:
     def _clip_notes(self, gap: float) -> tuple[str, ...]:
         """Return a note if `value_clip` keeps values far from the returns; else none.
 
-        `gap`: root of the mean square of returns minus values. The clipped loss of a value has no gradient once the
-        value has moved by `value_clip` towards its return, so an iteration does not close a larger gap.
+        `gap`: size of the mean of returns minus values; chance alone makes none. The clipped loss of a value has no
+        gradient once the value has moved by `value_clip` towards its return, so an iteration closes no larger gap.
         """
         clip = self._algorithm.value_clip
         if clip is None or not gap > _MOST_ITERATIONS * clip:

@@ -13,6 +13,7 @@ from gymnasium.wrappers import NormalizeObservation, NormalizeReward
 
 from rlplace.config.blocks.simulator import SimulatorEnvConfig, WrapperConfig
 from rlplace.envs.contract import Restorable, StepResult
+from rlplace.envs.gymnasium_results import Results
 from rlplace.envs.gymnasium_state import freeze_statistics, restore, state_of
 from rlplace.envs.gymnasium_vector import GymnasiumVector
 from rlplace.envs.registry import find_adapter, row_seeds
@@ -266,3 +267,11 @@ def test_a_simulation_that_mujoco_sets_back_is_said(
     assert np.isfinite(shown).all()
     told = [each for each in envs.remarks if "set the simulation back" in each]
     assert len(told) == said
+
+
+def test_warnings_of_another_library_are_not_read() -> None:
+    """As those of mujoco_py, whose module begins with the same letters."""
+    data = type("Data", (), {"__module__": "mujoco_py.cymj", "warning": ()})()
+    results = Results("Old")
+    results.look_at_simulation(type("Env", (), {"data": data})())
+    assert results.remarks == []

@@ -500,6 +500,60 @@ def lives(terminate_at: int, fires: bool = False) -> gymnasium.Env[Any, Any]:
     return Lives(Script(terminate_at=terminate_at), fires)
 
 
+class Prepared(Lives):
+    """Begins the environment anew in the step that ends an episode, and shows what it has begun at the next reset."""
+
+    def step(self, action: Any) -> Any:
+        shown, reward, _, truncated, info = super().step(action)
+        ended = self._steps == 4
+        if ended:
+            self._next = self.env.reset()
+        return shown, reward, ended, truncated, info
+
+    def reset(self, **options: Any) -> Any:
+        if self._steps == 0:
+            return super().reset(**options)
+        self._steps = 0
+        return self._next
+
+
+def test_a_wrapper_that_begins_the_environment_anew_within_a_step_cuts_no_lives() -> (
+    None
+):
+    wrapper = WrapperConfig(name=f"{__name__}:Prepared")
+    config = SimulatorEnvConfig(
+        id="tests.gyms:Script", kwargs={"terminate_at": 11}, wrappers=(wrapper,)
+    )
+    envs = find_adapter("gymnasium").make(config, 1)
+    assert isinstance(envs, GymnasiumVector)
+    envs.reset([0])
+    for _ in range(9):
+        envs.step(ZEROS)
+    assert not [each for each in envs.remarks if "such as lives" in each]
+
+
+class Served(Script):
+    """Uses one server for all environments, which has a step and no episodes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.env = _SERVER
+
+
+class Server:
+    def step(self) -> None: ...
+
+
+_SERVER = Server()
+
+
+def test_a_server_that_environments_use_is_no_environment() -> None:
+    envs = [Served(), Served()]
+    GymnasiumVector(envs, max_episode_steps=None).close()
+    with pytest.raises(SimulatorError):
+        GymnasiumVector([envs[0], envs[0]], max_episode_steps=None)
+
+
 @pytest.mark.parametrize("place", ["within", "outside"])
 @pytest.mark.parametrize(("terminate_at", "said"), [(11, 1), (4, 0), (3, 0)])
 def test_episodes_that_wrappers_cut_from_a_longer_one_are_said(

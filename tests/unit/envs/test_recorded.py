@@ -254,6 +254,29 @@ def test_actions_that_are_scaled_to_other_bounds_are_told(
     assert narrow_actions(path, read_demonstrations(path, spaces), spaces) is None
 
 
+def test_the_fix_of_scaled_actions_changes_the_scaled_elements_alone(
+    tmp_path: Path,
+) -> None:
+    actions = ContinuousActions(shape=(2,), low=(-1.0, -2.0), high=(1.0, 2.0))
+    spaces = dataclasses.replace(SPACES, actions=actions)
+    drawn = np.random.default_rng(0).standard_normal((400, 2)).clip(-1.0, 1.0)
+    path = saved(tmp_path, {**arrays(400), "actions": drawn})
+    found = narrow_actions(path, read_demonstrations(path, spaces), spaces)
+    assert found is not None
+    _, *words = shlex.split(str(found.fix).partition("   ")[0])
+    subprocess.run([sys.executable, *words], check=True)
+    taken = np.load(path)["actions"]
+    np.testing.assert_allclose(taken, drawn * [1.0, 2.0])
+    steps = read_demonstrations(path, spaces)
+    # A file of another kind gets no command for NumPy
+    halved = dataclasses.replace(
+        steps, actions=steps.actions / np.array([1.0, 2.0], np.float32)
+    )
+    other = narrow_actions("data.hdf5", halved, spaces)
+    assert other is not None
+    assert str(other.fix).startswith("multiply the actions in the file by [1, 2]")
+
+
 @pytest.mark.parametrize(
     ("last", "end", "said"),
     [

@@ -24,6 +24,8 @@ PPO = "rlhf_tiny"
         (PPO, ("+algorithm.value_coef=0.5",), ["algorithm.value_coef"]),
         (GRPO, ("+algorithm.kl_in=loss",), ["algorithm.kl_in"]),
         (PPO, ("algorithm.kl_in=loss", "algorithm.kl_estimator=k3"), []),
+        (GRPO, ("+algorithm.kl_estimator=k2",), ["algorithm.kl_estimator"]),
+        (PPO, ("algorithm.kl_coef=0", "algorithm.kl_estimator=k2"), []),
         (PPO, ("algorithm.kl_horizon=64",), ["algorithm.kl_horizon"]),
         (PPO, ("algorithm.kl_horizon=64", "algorithm.kl_target=6"), []),
         (GRPO, ("algorithm.refills=5",), ["algorithm.refills"]),

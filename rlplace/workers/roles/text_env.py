@@ -78,6 +78,10 @@ _QUICK_S = 0.001  # short wait: most replies are immediate
 _POLL_S = 0.5  # interval at which a wait for replies checks for cancellation
 # Options of requests of agents that limit the length of an answer
 _LIMITS_OF_ANSWERS = ("max_tokens", "max_completion_tokens", "max_output_tokens")
+# Value of top_k that means all tokens in requests, as in vLLM; rollout.top_k has 0 for it
+_ALL_TOKENS = -1
+# Options that the config does not have, and the values of them that change nothing
+_NEUTRAL = {"min_p": 0.0}
 # Offset between the number of a prompt and that of its replacement
 _OTHERS = 1 << 22
 
@@ -913,31 +917,41 @@ class Pass:
         }
 
     def _without_effect(self, asked: Mapping[str, Sequence[object]]) -> set[str]:
-        """Return the names of the options that agents have set to other values than the config.
+        """Return the names of the options that agents have set to values by which answers would be others.
 
         `asked`: options of requests that have no effect, name -> values.
         """
-        config = self._worker.config.config
-        rollout = config.rollout
-        longest = config.algorithm.max_new_tokens
-        known: dict[str, object] = {
-            **dict.fromkeys(_LIMITS_OF_ANSWERS, longest),
-            "chat_template_kwargs": dict(config.env.template),
+        return {
+            name
+            for name, values in asked.items()
+            if not all(self._is_so(name, value) for value in values)
         }
-        for name in ("temperature", "top_p", "top_k", "min_tokens"):
-            known[name] = getattr(rollout, name)
-        for name in ("presence_penalty", "frequency_penalty", "repetition_penalty"):
-            known[name] = getattr(rollout, name)
-        found = set[str]()
-        for name, values in asked.items():
-            for value in values:
-                texts = value if isinstance(value, list) else [value]
-                is_known = value == known.get(name)
-                if name == "stop":
-                    is_known = all(text in rollout.stop for text in texts)
-                if not is_known:
-                    found.add(name)
-        return found
+
+    def _is_so(self, name: str, value: object) -> bool:
+        """Return whether answers are already as an option of a request wants them."""
+        config = self._worker.config.config
+        usual = getattr(config.rollout, name, _NEUTRAL.get(name))
+        is_so = bool(value == usual)
+        if name == "stop":
+            texts = value if isinstance(value, list) else [value]
+            is_so = all(map(self._ends_answers, texts))
+        elif name in _LIMITS_OF_ANSWERS and isinstance(value, int | float):
+            # Answers are never longer
+            is_so = value >= config.algorithm.max_new_tokens
+        elif name == "chat_template_kwargs" and isinstance(value, Mapping):
+            is_so = value.items() <= dict(config.env.template).items()
+        elif name == "top_k" and value == _ALL_TOKENS:
+            is_so = usual == 0
+        return is_so
+
+    def _ends_answers(self, text: object) -> bool:
+        """Return whether a text ends answers: a stop text of the config, or the text of a token that ends answers."""
+        tokenizer = self._prompts.tokenizer
+        if text in self._worker.config.config.rollout.stop:
+            return True
+        stops, _ = tokenizer.stops((), chat=True)
+        ends = [tokenizer.decode([stop], special=True) for stop in stops]
+        return text in ends
 
     def _sampled(self, item: Completion, context: Tokens) -> Sampled:
         """Return an answer as the engine sampled it. `context`: the tokens that it follows."""

@@ -23,8 +23,10 @@ def _unused(config: LanguageModelJobConfig) -> Iterator[tuple[str, str]]:
     if not config.critic.on_actor:
         yield "value_coef", "no-head"
     if algorithm.kl_coef == 0 and algorithm.kl_target is None:
-        for key in ("kl_in", "kl_estimator"):
-            yield key, "no-kl"
+        yield "kl_in", "no-kl"
+        # A reference measures the KL by it, also without a penalty
+        if "reference" not in config.placed:
+            yield "kl_estimator", "no-kl"
     if algorithm.kl_target is None:
         yield "kl_horizon", "constant-kl"
     if not algorithm.only_with_signal:

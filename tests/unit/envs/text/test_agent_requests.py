@@ -195,11 +195,20 @@ def with_options(url: str, key: str, row: Mapping[str, Any]) -> float:
     return 1.0
 
 
+def with_usual_options(url: str, key: str, row: Mapping[str, Any]) -> float:
+    """As libraries of agents set them whether or not they change an answer."""
+    options = {"stop": "<eos>", "max_tokens": 4096, "min_p": 0, "top_k": -1}
+    post(url, key, messages=[user("?")], **options, chat_template_kwargs={})
+    return 1.0
+
+
 def test_options_of_requests_without_effect_are_said(tmp_path: Path) -> None:
     _, made = stage(tmp_path, with_options, scripted("3<eos>"))
     (note,) = made.metrics["env/unread_calls"].notes
     # The temperature is that of the run
     assert note.startswith("requests of agents set max_tokens, stop to other values")
+    _, made = stage(tmp_path, with_usual_options, scripted("3<eos>"))
+    assert made.metrics["env/unread_calls"].notes == ()
     _, made = stage(tmp_path, one_call, scripted(TWO_CALLS, TWO_CALLS))
     assert made.metrics["env/unread_calls"].notes == ()
 

@@ -18,6 +18,8 @@ _HEAD = "lm_head.weight"
 # End of the name of the embedding of tokens
 _EMBEDDING = ".embed_tokens.weight"
 _TIED = "tie_word_embeddings"
+# Beginning of the types of models in which the key counts outside of `text_config` alone
+_OUTER_ALONE = "qwen3_vl"
 
 
 def head_problems(folder: Path, key: str = "actor.model.path") -> Iterator[Problem]:
@@ -32,8 +34,13 @@ def head_problems(folder: Path, key: str = "actor.model.path") -> Iterator[Probl
     except (ConfigError, OSError):
         return
     text = config.get("text_config")
-    blocks = [config, text if isinstance(text, dict) else {}]
-    if not any(block.get(_TIED) is True for block in blocks):
+    block = None
+    if config.get(_TIED) is True:
+        block = ""
+    elif isinstance(text, dict) and text.get(_TIED) is True:
+        block = "text_config: "
+    is_outer_alone = str(config.get("model_type")).startswith(_OUTER_ALONE)
+    if block is None or (block and is_outer_alone):
         return
     shapes = weight_shapes(folder)
     heads = [name for name in shapes if name.endswith(_HEAD)]
@@ -44,5 +51,11 @@ def head_problems(folder: Path, key: str = "actor.model.path") -> Iterator[Probl
         (head,), (embedding,) = heads, embeddings
         if weights_differ(folder, head, embedding):
             yield problem(
-                "two-heads", key, str(folder), head=head, embedding=embedding, file=file
+                "two-heads",
+                key,
+                str(folder),
+                head=head,
+                embedding=embedding,
+                file=file,
+                block=block,
             )

@@ -19,6 +19,17 @@ def penalty(free: int, longest: int) -> str:
 @pytest.mark.parametrize(
     ("words", "most"),
     [
+        # An agent may have several conversations
+        (
+            (
+                penalty(90, 99),
+                "env.task=agent",
+                "env.kwargs={agent: tests.tiny_agents:one}",
+                "env.max_turns=9",
+                "algorithm.sequence_length=90",
+            ),
+            None,
+        ),
         ((penalty(16, 32),), 16),
         ((penalty(4096, 8192), "env.max_turns=2"), 32),
         ((penalty(15, 32),), None),

@@ -22,6 +22,8 @@ TIED = {"tie_word_embeddings": True}
     [
         (TIED, OTHER, True),
         ({"text_config": TIED}, OTHER, True),
+        ({"text_config": TIED, "model_type": "qwen3_vl"}, OTHER, False),
+        ({**TIED, "model_type": "qwen3_vl"}, OTHER, True),
         (TIED, EMBEDDING, False),
         (TIED, None, False),
         # Tokens of another number, which other checks report

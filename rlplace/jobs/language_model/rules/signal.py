@@ -10,6 +10,15 @@ from rlplace.models.folders import existing_folder
 
 # Algorithms that compare an answer with other answers to the same prompt
 _OF_GROUPS = ("grpo", "dapo", "dr_grpo", "rloo", "reinforce_pp_baseline")
+# Tasks whose episodes are one conversation each, which has room for `algorithm.longest` tokens
+_ONE_CONVERSATION = (
+    "arithmetic",
+    "prompts",
+    "reasoning_gym",
+    "guess_number",
+    "toy_text",
+    "text_arena",
+)
 _ENOUGH = 8  # answers to a prompt that a fix proposes
 
 
@@ -63,8 +72,10 @@ def _no_weight(config: LanguageModelJobConfig) -> Iterator[Found]:
 def _unreachable_penalty(config: LanguageModelJobConfig) -> Iterator[Found]:
     """Yield a finding for each `length_penalty` that begins beyond the longest answers: it is 0 for every answer."""
     algorithm = config.algorithm
-    # An episode has the sampled tokens of all its turns
-    most = min(config.env.max_turns * algorithm.max_new_tokens, algorithm.longest)
+    # An episode has the sampled tokens of all its turns, and of all conversations of an agent
+    most = config.env.max_turns * algorithm.max_new_tokens
+    if config.env.max_turns == 1 or config.env.task in _ONE_CONVERSATION:
+        most = min(most, algorithm.longest)
     for number, reward in enumerate(config.env.rewards):
         free = reward.kwargs.get("free_tokens")
         if reward.name == "length_penalty" and isinstance(free, int) and free >= most:

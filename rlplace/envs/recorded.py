@@ -178,12 +178,17 @@ def other_simulator(path: str, simulator: str) -> Problem | None:
         spec = parsed(file.read_text(encoding="utf-8"))["env_spec"]
         # A text of JSON within JSON
         recorded = (parsed(spec) if isinstance(spec, str) else spec)["id"]
-    registered = simulator.rpartition(":")[2]
+    module, colon, registered = simulator.rpartition(":")
     known = isinstance(recorded, str) and re.search(r"-v\d+$", registered)
     if not known or recorded == registered:
         return None
     return problem(
-        "demonstrated-simulator", KEY, path, recorded=recorded, simulator=simulator
+        "demonstrated-simulator",
+        KEY,
+        path,
+        recorded=recorded,
+        simulator=simulator,
+        id=f"{module}{colon}{recorded}",
     )
 
 

@@ -309,6 +309,7 @@ def test_truncated_steps_that_lead_to_the_next_episode_are_told(
         ("Hopper-v4", False),
         ("gymnasium:Hopper-v4", False),
         ("Hopper-v5", True),
+        ("gymnasium:Hopper-v5", True),
         ("Walker2d-v4", True),
         ("my.module:make", False),
     ],
@@ -327,7 +328,9 @@ def test_a_data_set_of_another_simulator_is_told(
     assert (found is not None) == said
     if found is not None:
         assert found.code == "demonstrated-simulator"
-        assert str(found.fix).startswith("env.id=Hopper-v4 ")
+        # With the module that registers it
+        module = simulator[: simulator.find(":") + 1]
+        assert str(found.fix).startswith(f"env.id={module}Hopper-v4 ")
     # Nothing is known of other files
     for text in ("{}", "[1]", "{", '{"env_spec": null}'):
         file.write_text(text, encoding="utf-8")

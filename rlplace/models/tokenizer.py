@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import dataclasses
 import datetime
+import enum
 import functools
 import json
 import re
@@ -75,6 +76,14 @@ _SURELY_SHOWN = 12
 _SHOWN_ROLES = ("system", "user")
 # Stands for an answer in a rendered chat, to find what follows it
 _ANSWER = "\N{BLACK SQUARE}answer\N{BLACK SQUARE}"
+
+
+class _ContentForm(enum.Enum):
+    """Forms of a message's content that a chat template shows: a text, a list of parts, or both."""
+
+    TEXT = enum.auto()
+    LIST = enum.auto()
+    BOTH = enum.auto()
 
 
 class Tokenizer:
@@ -320,9 +329,8 @@ class Tokenizer:
 
         if self.chat_template is None:
             raise config_error("no-chat-template", _KEY, str(self._folder))
-        parts = any(not isinstance(m.content, str) for m in messages)
-        lists = parts and self._reads_parts
-        chat = [_for_template(message, lists=lists) for message in messages]
+        form = self._content_form
+        chat = [_for_template(message, form) for message in messages]
         try:
             if marked not in self._templates:
                 environment = _environment(marked)
@@ -357,24 +365,40 @@ class Tokenizer:
             ) from error
 
     @functools.cached_property
-    def _reads_parts(self) -> bool:
-        """Whether the template shows a list of parts as their texts, as templates of models for images do."""
+    def _content_form(self) -> _ContentForm:
+        """The contents of messages that the template shows: some templates of models for images read lists alone."""
+        if not self._shows([{"type": "text", "text": _ANOTHER}]):
+            return _ContentForm.TEXT
+        if self._shows(_ANOTHER):
+            return _ContentForm.BOTH
+        return _ContentForm.LIST
+
+    def _shows(self, content: str | list[dict[str, str]]) -> bool:
+        """Return whether the template shows the text `_ANOTHER` in a content, and shows no list as Python writes it."""
         import jinja2
 
-        chat = [{"role": "user", "content": [{"type": "text", "text": _ANOTHER}]}]
+        raised = (
+            jinja2.TemplateError,
+            ArithmeticError,
+            AttributeError,
+            LookupError,
+            RuntimeError,
+            TypeError,
+            ValueError,
+        )
         values: dict[str, Any] = {
             "tools": None,
             "documents": None,
             **self._special,
-            "messages": chat,
+            "messages": [{"role": "user", "content": content}],
             "add_generation_prompt": True,
         }
         try:
             environment = _environment(marked=False)
             template = environment.limited(self.chat_template or "")
             shown = environment.render(template, values)
-        # A list where a text is due may raise anything
-        except (jinja2.TemplateError, TypeError, AttributeError, ValueError):
+        # `render` says what the template raises for a chat
+        except raised:
             return False
         return _ANOTHER in shown and "'text'" not in shown
 
@@ -738,13 +762,13 @@ def _tools_not_shown(prompt: MessagesWithTools) -> ConfigError:
     return config_error("tools-not-shown", "env.kwargs.tools", got)
 
 
-def _for_template(message: Message, *, lists: bool) -> dict[str, Any]:
+def _for_template(message: Message, form: _ContentForm) -> dict[str, Any]:
     """Return a message in the form that chat templates take. Keys without a value are left out.
 
-    `lists`: whether the template reads lists of parts.
+    `form`: the contents that the template reads.
     The arguments of calls are values instead of JSON texts, because templates write them as JSON.
     """
-    content = _content(message, lists=lists)
+    content = _content(message, form)
     shown: dict[str, Any] = {"role": message.role, "content": content}
     if message.calls:
         shown["tool_calls"] = [
@@ -771,19 +795,22 @@ def _arguments(call: ToolCall) -> object:
     return value
 
 
-def _content(message: Message, *, lists: bool) -> str | list[dict[str, str]]:
-    """Return the content of a message in the form that chat templates take.
+def _content(message: Message, form: _ContentForm) -> str | list[dict[str, str]]:
+    """Return the content of a message in the form that a chat template reads.
 
-    Parts that are all texts are one text for a template that does not read lists: it would show a list as Python writes
-    it. The entry for an image has no pixels, because the template only puts an image token in its place.
+    Parts that are all texts are one text for a template that reads no lists: it would show a list as Python writes it.
+    The entry for an image has no pixels, because the template only puts an image token in its place.
     """
-    if isinstance(message.content, str):
-        return message.content
-    if not message.images and not lists:
+    content = message.content
+    if isinstance(content, str):
+        if form is not _ContentForm.LIST:
+            return content
+        return [{"type": "text", "text": content}]
+    if not message.images and form is _ContentForm.TEXT:
         return message.text
     return [
         {"type": "image"} if isinstance(p, Image) else {"type": "text", "text": p}
-        for p in message.content
+        for p in content
     ]
 
 

@@ -542,6 +542,23 @@ def test_parts_stay_a_list_for_a_template_that_reads_lists(tmp_path: Path) -> No
     assert chat.text([Message("user", ("What is ", "1 + 2?"))]) == "<What is ><1 + 2?>"
 
 
+def test_a_text_becomes_a_list_for_a_template_that_reads_nothing_else(
+    tmp_path: Path,
+) -> None:
+    reads = "{% for m in messages %}{% for part in m.content %}<{{ part.text }}>{% endfor %}{% endfor %}"
+    chat = Chat(with_template(tmp_path, reads), system="Add.")
+    assert chat.text([Message("user", "What is 1 + 2?")]) == "<Add.><What is 1 + 2?>"
+
+
+def test_a_text_stays_a_text_for_a_template_that_reads_both(tmp_path: Path) -> None:
+    reads = (
+        "{% for m in messages %}{% if m.content is string %}{{ m.content }}{% else %}"
+        "{% for part in m.content %}<{{ part.text }}>{% endfor %}{% endif %}{% endfor %}"
+    )
+    chat = Chat(with_template(tmp_path, reads), system=None)
+    assert chat.text([Message("user", "What is 1 + 2?")]) == "What is 1 + 2?"
+
+
 def test_variables_of_a_template_are_known(tmp_path: Path) -> None:
     template = "{% if not date is defined %}{% set date = 'x' %}{% endif %}{{ date }}{{ think }}"
     found = with_template(tmp_path, template).variables

@@ -182,10 +182,12 @@ def test_an_id_of_gym_is_told_from_an_unknown_one(
             "kind: pettingzoo, id: pettingzoo.mpe.simple_spread_v3",
         ),
         (
-            "gym:CartPole-v0",
-            "id: shimmy:GymV26CompatibilityV0, kwargs: {env_id: CartPole-v0, "
+            "gym:Walker-v0",
+            "id: shimmy:GymV26CompatibilityV0, kwargs: {env_id: Walker-v0, "
             "make_kwargs: {disable_env_checker: true}}",
         ),
+        # Gymnasium has it as well
+        ("gym:CartPole-v0", "id: CartPole-v0"),
     ],
 )
 def test_names_of_other_libraries_get_the_bridge_that_serves_them(

@@ -383,7 +383,6 @@ def test_bins_without_the_statistics_of_the_checkpoint_are_refused(
 @pytest.mark.parametrize(
     ("kind", "why"),
     [
-        ({"type": "smolvla"}, "by flow matching"),
         ({"type": "pi0"}, "by flow matching"),
         ({"type": "pi0_fast"}, "frequency transform"),
         ({"model_type": "gr00t_n1_5"}, "by flow matching"),
@@ -397,6 +396,13 @@ def test_a_policy_with_continuous_actions_is_refused_at_the_plan(
     assert (found.code, found.key) == ("model-misfit", "actor.model.path")
     assert found.why is not None
     assert why in found.why
+
+
+def test_a_smolvla_needs_the_head_by_flow_matching(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text('{"type": "smolvla"}')
+    (found,) = planned(config_of(tmp_path))
+    assert (found.code, found.key) == ("model-misfit", "actor.model.head")
+    assert found.fix == "head: flow"
 
 
 def test_a_checkpoint_of_openpi_is_refused_at_the_plan(tmp_path: Path) -> None:

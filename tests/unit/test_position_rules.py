@@ -37,3 +37,21 @@ def test_a_model_that_knows_fewer_positions_is_refused(
         return
     assert key in [told.key for told in found]
     assert [told.key for told in found].count("actor.model.path") == (job == "sft_tiny")
+
+
+@pytest.mark.parametrize(
+    ("job", "word"),
+    [
+        ("rlhf_tiny", "reward.model.max_position_embeddings=70"),
+        ("sft_tiny", "algorithm.max_new_tokens=300"),
+    ],
+)
+def test_the_fix_of_a_model_with_fewer_positions_can_be_pasted(
+    job: str, word: str
+) -> None:
+    with pytest.raises(ProblemsError) as raised:
+        rlplace.plan(job, [word])
+    (fix,) = {told.fix for told in raised.value.problems}
+    assert fix is not None
+    line, _, _ = fix.partition(" ")
+    rlplace.plan(job, [word, line])

@@ -11,6 +11,7 @@ from rlplace.config.blocks.training import AlgorithmConfig
 from rlplace.config.model_folder import text_keys
 from rlplace.jobs.language_model.rules.case import PlannedJob
 from rlplace.jobs.language_model.rules.experts import has_experts
+from rlplace.jobs.language_model.rules.positions import beyond_positions
 from rlplace.models.families import VISION_FAMILIES
 from rlplace.placement.memory.demands import vllm_lora_rank
 
@@ -108,27 +109,7 @@ def _uneven_heads(case: ServedModel) -> Iterator[Found]:
 
 
 def _beyond_positions(case: ServedModel) -> Iterator[Found]:
-    """Yield a finding if a prompt and its answer may have more tokens together than the model can read."""
-    longest = case.model.get("max_position_embeddings")
-    algorithm = case.algorithm
-    if not isinstance(longest, int) or algorithm.longest <= longest:
-        return
-    left = longest - algorithm.max_prompt_length
-    error = "longer-prompts"
-    if algorithm.sequence_length is not None:
-        error = "sequence_length"
-    elif left > 0:
-        error = "longer-answers"
-    yield Found(
-        key="rollout",
-        got=f"{algorithm.longest} tokens of prompt and answer together",
-        error=error,
-        facts={
-            "longest": longest,
-            "left": left,
-            "prompt": algorithm.max_prompt_length,
-        },
-    )
+    yield from beyond_positions("rollout", case.model, case.algorithm)
 
 
 def _keeps_every_token(case: ServedModel) -> bool:

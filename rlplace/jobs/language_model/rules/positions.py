@@ -1,6 +1,6 @@
 """Rules of the positions that models know: a model that only reads may know fewer than prompts and answers have.
 
-The engine's model has such a rule among those of engines. Rotary positions beyond the known ones raise no error: the
+The rules of engines have the one about the model that generates. Rotary positions beyond the known ones raise no error: the
 scores of a reward model, or the loss of written answers, are then of texts that the model has never learned to read.
 """
 
@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from rlplace.checks.rule import Found, Rule, broken
 from rlplace.config.blocks.language_model import LanguageModelJobConfig
+from rlplace.config.blocks.training import AlgorithmConfig
 from rlplace.config.model_folder import text_keys
 from rlplace.errors import Problem
 
@@ -20,14 +21,14 @@ _READERS = ("actor", "critic", "reference", "teacher", "reward")
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class ReadingModel:
-    """The model of a component: the content of its config.json, and the most tokens that it has to read.
+    """The model of a component: the content of its config.json, and the algorithm with the lengths that it has to read.
 
     `key`: config key of the component's block.
     """
 
     key: str
     model: Mapping[str, object]
-    tokens: int
+    algorithm: AlgorithmConfig
 
 
 def position_problems(
@@ -49,21 +50,41 @@ def position_problems(
         case = ReadingModel(
             key=config.key_of(component),
             model=text_keys(model),
-            tokens=config.algorithm.longest,
+            algorithm=config.algorithm,
         )
         yield from broken(RULES, case)
 
 
+def beyond_positions(
+    key: str, model: Mapping[str, object], algorithm: AlgorithmConfig
+) -> Iterator[Found]:
+    """Yield a finding if a prompt and its answer may have more tokens together than a model knows positions.
+
+    `key`: config key of the finding. `model`: the content of the model's config.json.
+    """
+    longest = model.get("max_position_embeddings")
+    if not isinstance(longest, int) or algorithm.longest <= longest:
+        return
+    left = longest - algorithm.max_prompt_length
+    error = "longer-prompts"
+    if algorithm.sequence_length is not None:
+        error = "sequence_length"
+    elif left > 0:
+        error = "longer-answers"
+    yield Found(
+        key=key,
+        got=f"{algorithm.longest} tokens of prompt and answer together",
+        error=error,
+        facts={
+            "longest": longest,
+            "left": left,
+            "prompt": algorithm.max_prompt_length,
+        },
+    )
+
+
 def _beyond_positions(case: ReadingModel) -> Iterator[Found]:
-    """Yield a finding if a prompt and its answer may have more tokens together than the model knows positions."""
-    longest = case.model.get("max_position_embeddings")
-    if isinstance(longest, int) and case.tokens > longest:
-        yield Found(
-            key=f"{case.key}.model.path",
-            got=f"{case.tokens} tokens of prompt and answer together",
-            error="sequence_length",
-            facts={"longest": longest},
-        )
+    yield from beyond_positions(f"{case.key}.model.path", case.model, case.algorithm)
 
 
 RULES: tuple[Rule[ReadingModel], ...] = (

@@ -160,7 +160,7 @@ def _as_written(value: Any, kind: Any) -> Any:
     """Return a value of Arrow in which short numbers are replaced by the shortest decimals. `kind`: its type."""
     if isinstance(value, float) and str(kind) in _SHORT_FLOATS:
         form, most = _SHORT_FLOATS[str(kind)]
-        for digits in range(1, most):
+        for digits in range(1, most + 1):
             near = float(f"{value:.{digits}g}")
             with contextlib.suppress(OverflowError):
                 if struct.unpack(form, struct.pack(form, near))[0] == value:

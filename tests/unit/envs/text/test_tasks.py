@@ -798,6 +798,10 @@ def test_right_answers_of_parquet_are_as_they_are_written(tmp_path: Path) -> Non
         ),
         "double": (pyarrow.array([0.1 + 0.2]), ["0.30000000000000004"]),
         "third": (pyarrow.array([1 / 3], pyarrow.float32()), ["0.33333334"]),
+        "nine digits": (
+            pyarrow.array([13.3730135], pyarrow.float32()),
+            ["13.3730135"],
+        ),
     }
     file = tmp_path / "rows.parquet"
     for name, (column, expected) in columns.items():

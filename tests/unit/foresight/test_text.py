@@ -8,10 +8,11 @@ import pytest
 
 from rlplace.algo.packing import pack_steps
 from rlplace.foresight.costs import Costs
-from rlplace.foresight.predict import Prediction, open_loop
+from rlplace.foresight.predict import Prediction, open_loop, predict
 from rlplace.jobs.language_model.memory import read_again
 from rlplace.jobs.language_model.performance.learners import seen_after
 from rlplace.jobs.language_model.performance.loads import TextStages
+from rlplace.jobs.language_model.performance.ranks import TextSite
 from tests.foreseen import MS, PLACE, job_of, profile_of, timed
 
 GRPO = (
@@ -350,6 +351,42 @@ def test_the_least_that_learning_takes_counts_a_prompt_once_for_its_answers(
             <= tokens * MS + 1e-9
             < sum(sizes.tokens) * MS
         )
+
+
+def test_a_bound_of_vllm_lets_some_steps_read_prompts_and_decode() -> None:
+    """Such steps are cheaper here than those that decode alone, and follow each answer that ends."""
+    words = (
+        PLACE + "rollout=2",
+        "rollout.engine=vllm",
+        "rollout.step_sequences=64",
+        "algorithm.prompts=64",
+        "algorithm.samples_per_prompt=8",
+        "algorithm.max_new_tokens=64",
+    )
+    job = job_of("hybrid_grpo_llm", *GRPO, *words)
+    answers = tuple(float(n) for n in range(20, 40))
+    drawn = {"env.prompt_tokens": (6.0,), "rollout.answer_tokens": answers}
+    engine = {"rollout.generate/prefill": 0.6, "rollout.generate/decode": 1.0}
+    profile = profile_of(engine, samples=drawn)
+    stages = TextStages(job.config, Costs(profile), {"actor": 1}, range(1, 3))
+    found = predict(job.config, job.plan, job.case, profile)
+    assert 0.0 < stages._generate(1).seconds <= found.numbers["time/rollout_s"]
+
+
+@pytest.mark.parametrize(
+    ("actor", "is_own"), [("0", True), ("cpu", False), ("1", False)]
+)
+def test_ranks_have_devices_of_their_own_only_if_they_have_accelerators(
+    actor: str, is_own: bool
+) -> None:
+    words = (PLACE + f"actor={actor}", PLACE + "env=cpu", PLACE + "rollout=1-2")
+    job = job_of("hybrid_grpo_llm", *GRPO, *words)
+    site, _ = open_loop(
+        job.config, job.plan, job.case, Costs(profile_of({})), cores=4, iterations=2
+    )
+    assert isinstance(site, TextSite)
+    assert site.has_own_devices("actor") == is_own
+    site.world.close()
 
 
 def test_a_polling_rank_sees_a_value_at_its_next_look() -> None:

@@ -398,13 +398,11 @@ class TextStages(Stages):
         tokens = drawn.answers - self._samples
         steps = drawn.longest - 1
         if self._config.rollout.engine == "vllm":
+            # More of these steps decode no more: the least cost is that of none, or of as many as decode all
+            reading = min(self._most_reading, tokens / at_once)
+            left = token.times(tokens - reading * at_once)
             work = least_of(
-                [
-                    token.times(max(0, tokens - reading * at_once)).plus(
-                        self._reading.times(reading)
-                    )
-                    for reading in (0, self._most_reading)
-                ]
+                [token.times(tokens), left.plus(self._reading.times(reading))]
             )
         else:
             work = token.times(tokens).plus(self._read)

@@ -146,7 +146,7 @@ class TextSite(Site):
         return self._joint[key][1]
 
     def has_own_devices(self, component: str) -> bool:
-        """Return whether each rank of a component has accelerators that no other rank uses."""
+        """Return whether each rank of a component has accelerators, and no other rank uses them."""
         if component not in self._own_devices:
             placement = self.plan.placement
             held = [
@@ -157,7 +157,8 @@ class TextSite(Site):
             ]
             used = Counter(held)
             own = placement.accelerators(component)
-            self._own_devices[component] = all(used[number] == 1 for number in own)
+            alone = all(used[number] == 1 for number in own)
+            self._own_devices[component] = alone and len(own) > 0
         return self._own_devices[component]
 
     def packed(

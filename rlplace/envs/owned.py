@@ -67,6 +67,8 @@ _DEEPEST = 4
 # Two environments show what all of them share
 _FEWEST = 2
 _PLAIN = (int, float, str, bytes, type(None), np.generic)
+# Modules whose classes are no user's
+_LIBRARIES = ("gymnasium", "gym")
 # Changed by libraries that step environments
 _NOT_COMPARED = frozenset(("metadata", "render_mode", "spec"))
 
@@ -108,7 +110,9 @@ def _attributes(env: Any) -> dict[str, Any]:
     """Return name -> object, for the attributes of an environment and its classes that may be changed in place."""
     found: dict[str, Any] = {}
     classes = [
-        each for each in type(env).__mro__ if not each.__module__.startswith("gym")
+        each
+        for each in type(env).__mro__
+        if each.__module__.partition(".")[0] not in _LIBRARIES
     ]
     for holder in (*reversed(classes), env):
         for name, value in getattr(holder, "__dict__", {}).items():

@@ -638,6 +638,15 @@ def test_an_object_that_environments_share_and_change_is_said(
     assert all(f": {name};" in each for each in told)
 
 
+def test_a_module_may_be_named_like_gymnasium(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Grown, "__module__", "gym_walls.tasks")
+    envs = GymnasiumVector([Grown("class"), Grown("class")], max_episode_steps=None)
+    envs.reset([0, 1])
+    for _ in range(3):
+        envs.step(np.zeros(2, np.int64))
+    assert any("share an object" in each for each in envs.remarks)
+
+
 class Shuffled(Script):
     """Returns the entries of its observation in another order than its space has, and another one in each step."""
 

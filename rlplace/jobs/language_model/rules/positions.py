@@ -1,7 +1,8 @@
 """Rules of the positions that models know: a model that only reads may know fewer than prompts and answers have.
 
-The rules of engines have the one about the model that generates. Rotary positions beyond the known ones raise no error: the
-scores of a reward model, or the loss of written answers, are then of texts that the model has never learned to read.
+The rules of engines have the one about the model that generates. Rotary positions beyond the known ones raise no error:
+the scores of a reward model, or the loss of written answers, are then of texts that the model has never learned to
+read.
 """
 
 from __future__ import annotations

@@ -394,15 +394,16 @@ class PolicyLearner:
         if not len(observations):
             return []
         scaled = normalizer(module.numbers(observations)).abs()
-        shares = (scaled >= normalizer.CLIP).double().mean(dim=0).flatten()
-        share, place = shares.max(dim=0)
-        if float(share) <= _MOST_CLIPPED:
+        counts = (scaled >= normalizer.CLIP).sum(dim=0).flatten()
+        most, place = counts.max(dim=0)
+        share = int(most) / len(observations)
+        if share <= _MOST_CLIPPED:
             return []
         found = problem(
             "observations-clipped",
             "algorithm.normalize_observations",
             place=int(place),
-            share=f"{float(share):.0%}",
+            share=f"{share:.0%}",
             most=f"{normalizer.CLIP:g}",
         )
         return [f"{found.key}: {found.what}: {found.why}; {found.fix}"]

@@ -72,7 +72,6 @@ _UNITS_OF_TIME = {
     **dict.fromkeys(("m", "min", "minute", "minutes"), 60),
     **dict.fromkeys(("h", "hour", "hours"), 3600),
 }
-# Options of other programs for the most accelerators that a plan may use
 # Objective -> other words for it
 _OBJECTIVES_MEANT = {
     "seconds": ("throughput", "speed", "time", "latency", "fastest", "iteration_time"),
@@ -82,6 +81,7 @@ _OBJECTIVES_MEANT = {
     ),
 }
 _LONGEST_LIST = 16  # numbers of accelerators that an error lists
+# Options of other programs for the most accelerators that a plan may use
 _MOST_ACCELERATORS = ("max_gpus", "max_accelerators", "max_devices")
 _SECONDS = 60.0
 # number of other accelerator counts to try if the requested ones have no plan

@@ -137,7 +137,9 @@ def _statistics(
             "versions"
         )
     steps = parsed_object((folder / file).read_bytes()).get("steps", [])
-    files = [each.get("state_file") for each in steps if each["registry_name"] == step]
+    files = [
+        each.get("state_file") for each in steps if each.get("registry_name") == step
+    ]
     if len(files) != 1 or files[0] is None:
         raise ValueError(f"{file} has no statistics: its step {step} has no state_file")
     stored = _tensors(folder / files[0])

@@ -526,8 +526,8 @@ class Chat:
         """Raise ConfigError if the template shows the same text whatever a message of system or user says.
 
         `rendered`, `answered`: the chat as the template shows it, with or without the words that begin an answer.
-        Templates may change a text, for example cut its blanks; so a
-        message counts as shown if another text in its place shows.
+        Templates may change a text, for example cut its blanks. So a message counts as shown if the chat would be
+        another one with another text in its place.
         """
         for at, message in enumerate(chat):
             text = message.text.strip()
@@ -765,8 +765,8 @@ def _tools_not_shown(prompt: MessagesWithTools) -> ConfigError:
 def _for_template(message: Message, form: _ContentForm) -> dict[str, Any]:
     """Return a message in the form that chat templates take. Keys without a value are left out.
 
-    `form`: the contents that the template reads.
-    The arguments of calls are values instead of JSON texts, because templates write them as JSON.
+    `form`: the contents that the template reads. The arguments of calls are values instead of JSON texts, because
+    templates write them as JSON.
     """
     content = _content(message, form)
     shown: dict[str, Any] = {"role": message.role, "content": content}

@@ -97,6 +97,10 @@ def check_vla(spaces: Spaces, config: VlaConfig, env: SimulatorEnvConfig) -> Non
             raise config_error(
                 "model-misfit", f"{_MODEL}.image", _worded(image), error="colours"
             )
+    if config.vlm is not None and not is_smolvla(config.path):
+        raise config_error(
+            "model-misfit", f"{_MODEL}.vlm", config.vlm, error="vlm-alone"
+        )
     if config.path is not None:
         check_folder(config)
     if is_openvla(config.path):

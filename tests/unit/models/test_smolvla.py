@@ -159,6 +159,16 @@ def test_another_vision_language_model_is_refused(tmp_path: Path) -> None:
     assert found.what == "is not the vision-language model of the SmolVLA"
 
 
+@pytest.mark.parametrize("has_path", [False, True])
+def test_a_second_folder_beside_another_model_is_refused(
+    folders: tuple[Path, Path], has_path: bool
+) -> None:
+    """Its tokenizer would be read in place of the model's own."""
+    path = str(folders[1]) if has_path else None
+    found = refused(config_of(folders, {"path": path}))
+    assert (found.key, found.fix) == ("actor.model.vlm", "vlm: null")
+
+
 @pytest.mark.parametrize(
     "settings",
     [

@@ -269,6 +269,10 @@ BELOW: Mapping[str, Mapping[str, str]] = {
             "actor.model.path",
         ),
         "rnn": "actor.model.memory",
+        **dict.fromkeys(
+            ("num_steps", "num_inference_steps", "num_denoising_steps", "flow_steps"),
+            "actor.model.denoising_steps",
+        ),
     },
     "cluster": {
         "placement": "cluster.component_placement",

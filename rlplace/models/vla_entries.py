@@ -6,6 +6,7 @@ import dataclasses
 import math
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from rlplace.codes import config_error, problem
 from rlplace.config.blocks.policies import VlaConfig
@@ -22,7 +23,7 @@ from rlplace.envs.contract import (
     image_size,
 )
 from rlplace.envs.registry import with_wrapper
-from rlplace.errors import Problem, did_you_mean
+from rlplace.errors import ConfigError, Problem, did_you_mean
 from rlplace.models.vla_folder import (
     check_folder,
     is_openvla,
@@ -251,15 +252,12 @@ def _check_smolvla(
     state = sum(part.size for part in entries.state)
     wrapped = any(wrapper.name == _SMOLVLA for wrapper in env.wrappers)
     if not wrapped or (state, elements) != (of.state, of.action):
-        error = "smolvla-units" if env.kind == "gymnasium" else "smolvla-elsewhere"
-        raise config_error(
-            "model-misfit",
-            "env.wrappers",
-            show([wrapper.name for wrapper in env.wrappers]),
-            error=error,
+        raise _without_wrapper(
+            env,
+            "smolvla-units",
+            elsewhere="smolvla-elsewhere",
             state=of.state,
             action=of.action,
-            kind=env.kind,
             wrappers=with_wrapper(env, _SMOLVLA, {"folder": config.path}),
         )
 
@@ -310,16 +308,32 @@ def _check_openvla(
         spaces.actions.n if isinstance(spaces.actions, MultiDiscreteActions) else ()
     )
     if not meaning or {*counts} != {folder.bins}:
-        error = "no-meaning" if env.kind == "gymnasium" else "no-meaning-elsewhere"
-        raise config_error(
-            "model-misfit",
-            "env.wrappers",
-            show([wrapper.name for wrapper in env.wrappers]),
-            error=error,
+        raise _without_wrapper(
+            env,
+            "no-meaning",
+            elsewhere="no-meaning-elsewhere",
             bins=folder.bins,
-            kind=env.kind,
             wrappers=_with_meaning(env, config.path, folder.bins),
         )
+
+
+def _without_wrapper(
+    env: SimulatorEnvConfig, error: str, *, elsewhere: str, wrappers: str, **facts: Any
+) -> ConfigError:
+    """Return the error about an environment without the wrapper that a checkpoint needs.
+
+    `error`: name of the error for Gymnasium. `elsewhere`: for environments that take no wrappers. `wrappers`: the
+    proposed wrappers, as YAML. `facts`: further facts of the text.
+    """
+    return config_error(
+        "model-misfit",
+        "env.wrappers",
+        show([wrapper.name for wrapper in env.wrappers]),
+        error=error if env.kind == "gymnasium" else elsewhere,
+        kind=env.kind,
+        wrappers=wrappers,
+        **facts,
+    )
 
 
 def _with_meaning(env: SimulatorEnvConfig, path: str, bins: int) -> str:

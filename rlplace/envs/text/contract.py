@@ -13,9 +13,9 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, ClassVar, Literal, Protocol
+from typing import Any, ClassVar, Literal, Protocol, runtime_checkable
 
-from rlplace.errors import ConfigError
+from rlplace.errors import ConfigError, Source
 
 Split = Literal["train", "held_out"]
 
@@ -197,6 +197,20 @@ class TextTask(Protocol):
     def episode(self, number: int) -> TextEpisode:
         """Return a new episode. Equal numbers (0 <= number < `size`) give equal episodes in every process."""
         ...
+
+
+@runtime_checkable
+class HasPlaces(Protocol):
+    """A task whose rows stand in files."""
+
+    def place(self, number: int) -> Source:
+        """Return the file and line of row number `number`."""
+        ...
+
+
+def place_of(task: TextTask, number: int) -> Source | None:
+    """Return the file and line of row number `number` of a task; None if its rows stand in no file."""
+    return task.place(number) if isinstance(task, HasPlaces) else None
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

@@ -12,10 +12,12 @@ from typing import Any
 from rlplace import codes
 from rlplace.envs.text.code import forms
 from rlplace.envs.text.contract import (
+    HasPlaces,
     OneTurn,
     Prompt,
     TextTask,
     Transcript,
+    place_of,
     text_of,
 )
 from rlplace.envs.text.graders import Graded, ProcessGrader
@@ -23,7 +25,7 @@ from rlplace.envs.text.rewards import Case, Reward, find_reward
 from rlplace.envs.text.right_answers import written_answers
 from rlplace.envs.text.rows import bad_row
 from rlplace.envs.text.signatures import depends_on_others, wants_right_answer
-from rlplace.errors import ConfigError, Problem, RewardError, Source
+from rlplace.errors import ConfigError, Problem, RewardError
 from rlplace.units import clipped
 
 # Codes of the warnings about a function that compares the answers of a list, and gets one; about a function that gets
@@ -117,7 +119,7 @@ def form_warnings(
 
     A prompt that speaks of a box, or of ####, asks for this form. `read`: returns a prompt as the model reads it.
     """
-    places = [_place(task, number) for number in range(_rows_of(task))]
+    places = [place_of(task, number) for number in range(_rows_of(task))]
     for index, reward in enumerate(rewards):
         if reward.written != "math_answer":
             continue
@@ -158,7 +160,7 @@ def column_warnings(task: TextTask, read: Callable[[Prompt], str]) -> Iterator[P
                     _NO_PROMPT,
                     "env.kwargs.prompt",
                     clipped(f"{name}: {value!r}", _SHOWN),
-                    source=_place(task, number),
+                    source=place_of(task, number),
                     name=name,
                 )
 
@@ -191,14 +193,9 @@ def _words(text: str) -> str:
 
 def _rows_of(task: TextTask) -> int:
     """Return how many rows of a data set are looked at; 0 for tasks without a data set."""
-    if task.size is None or not hasattr(task, "place"):
+    if task.size is None or not isinstance(task, HasPlaces):
         return 0
     return min(task.size, _WARNED_ROWS)
-
-
-def _place(task: TextTask, number: int) -> Source:
-    place: Source = task.place(number)  # type: ignore[attr-defined]  # tasks with a data set have it
-    return place
 
 
 def _told(task: TextTask, number: int) -> Transcript:
@@ -223,14 +220,13 @@ def row_problems(rewards: Sequence[Reward], task: TextTask) -> list[Problem]:
 
     At most `_MOST_ROWS` rows are read. `probe_problems` reports facts that row 0 lacks.
     """
-    place = getattr(task, "place", None)
     size = task.size
     readers = [
         (fact, error, read)
         for fact, error, functions, read in _READERS
         if any(reward.written in functions for reward in rewards)
     ]
-    if not readers or place is None or size is None:
+    if not readers or not isinstance(task, HasPlaces) or size is None:
         return []
     lacking = {fact for fact, _, _ in readers} - task.episode(0).facts().keys()
     for number in range(min(size, _MOST_ROWS)):
@@ -242,7 +238,8 @@ def row_problems(rewards: Sequence[Reward], task: TextTask) -> list[Problem]:
                 read(facts)
             except ValueError as reason:
                 shown = repr(facts.get(fact))
-                bad = bad_row(error, shown, place(number), reason=str(reason))
+                place = task.place(number)
+                bad = bad_row(error, shown, place, reason=str(reason))
                 return list(bad.problems)
     return []
 

@@ -24,6 +24,7 @@ from rlplace.envs.text.contract import (
     MessagesWithTools,
     NoPrompt,
     OneTurn,
+    place_of,
 )
 from rlplace.errors import ConfigError, Problem
 from rlplace.models.learned_text import LearnedTokens
@@ -130,7 +131,7 @@ class AnsweredRows(Prompts):
         except ConfigError as error:
             asked = [
                 dataclasses.replace(
-                    each, got=f"row {row}: {each.got}", source=self._place(row)
+                    each, got=f"row {row}: {each.got}", source=place_of(self.task, row)
                 )
                 for each in error.problems
             ]

@@ -20,7 +20,7 @@ from rlplace.config.blocks.language_model import LanguageModelJobConfig, TextEnv
 from rlplace.config.yaml_text import show as show_value
 from rlplace.envs.registry import make_task
 from rlplace.envs.text import Image, Split, TextEpisode
-from rlplace.envs.text.contract import NoPrompt, Prompt, episode_identity
+from rlplace.envs.text.contract import NoPrompt, Prompt, episode_identity, place_of
 from rlplace.envs.text.right_answers import THOUGHTS
 from rlplace.envs.text.rows import Epochs, Share
 from rlplace.errors import ConfigError, Problem, Source, did_you_mean
@@ -215,7 +215,9 @@ class Prompts:
             tokens: Tokens = self.conversation.first(prompt)
         except ConfigError as error:  # from the template, or an incomplete character
             asked = [
-                replace(p, got=f"prompt {row}: {p.got}", source=self._place(row))
+                replace(
+                    p, got=f"prompt {row}: {p.got}", source=place_of(self.task, row)
+                )
                 for p in error.problems
             ]
             raise NoPrompt(asked) from error
@@ -233,19 +235,9 @@ class Prompts:
         if not len(tokens):
             got = f"prompt {row}: {episodes[0].prompt!r}"
             raise codes.config_error(
-                "empty-prompt", "env.kwargs", got, source=self._place(row)
+                "empty-prompt", "env.kwargs", got, source=place_of(self.task, row)
             )
         return tokens, images, episodes
-
-    def _place(self, row: int) -> Source | None:
-        """Return the file and line of the data set from which a prompt was read; None if the task does not tell it.
-
-        `row`: index of the prompt in the task.
-        """
-        place: Source | None = (
-            self.task.place(row) if hasattr(self.task, "place") else None
-        )
-        return place
 
     def _fitting(self, size: int) -> list[int]:
         """Return the indices of the task's rows whose prompts are short enough.
@@ -260,7 +252,7 @@ class Prompts:
             most = int(lengths.max())
             longest = int(lengths.argmax())
             got = f"{self.dropped} of {size} prompts; the longest, number {longest}, has {most} tokens"
-            raise self._too_long(got, most, self._place(longest))
+            raise self._too_long(got, most, place_of(self.task, longest))
         return fitting
 
     def _lengths(self, size: int) -> Lengths:
@@ -307,7 +299,7 @@ class Prompts:
                     "special-token-in-prompt",
                     "env.chat",
                     clipped(f"prompt {row}: {text!r}", _SHOWN),
-                    source=self._place(row),
+                    source=place_of(self.task, row),
                     token=token,
                 )
                 raise NoPrompt([found])

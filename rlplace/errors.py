@@ -116,6 +116,10 @@ class Problem:
                 lines.append(f"    {label}: {indented}")
         return "\n".join(lines)
 
+    def remark(self) -> str:
+        """Return the problem as one line, as a run says it: key, what is wrong, why, and the fix."""
+        return f"{self.key}: {self.what}: {self.why}; {self.fix}"
+
     @property
     def pasted(self) -> str | None:
         """`fix` in the form to paste: overrides if the wrong value came from a command line, else config lines.

@@ -51,5 +51,5 @@ def action_remark(simulator: str, taken: Actions, log_std: float) -> str | None:
                 deviation=f"{deviation:g}",
                 share=f"{100 * deviation / half:.2g}",
             )
-            return f"{found.key}: {found.what}: {found.why}; {found.fix}"
+            return found.remark()
     return None

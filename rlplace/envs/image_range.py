@@ -131,7 +131,7 @@ class ImageRange:
             normalize=self._normalize,
         )
         if self.remark is None:
-            self.remark = f"{found.key}: {found.what}: {found.why}; {found.fix}"
+            self.remark = found.remark()
 
 
 def _flattened(simulator: str, spaces: Spaces) -> str | None:
@@ -152,7 +152,7 @@ def _flattened(simulator: str, spaces: Spaces) -> str | None:
             image=f"its images {part.name}".strip(),
             shape=list(part.shape),
         )
-        return f"{found.key}: {found.what}: {found.why}; {found.fix}"
+        return found.remark()
     return None
 
 

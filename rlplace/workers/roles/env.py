@@ -748,7 +748,7 @@ class VectorEnvWorker(EnvWorker):
                 wrapper=f"{discount:g}",
                 algorithm=f"{gamma:g}",
             )
-            found.append(f"{other.key}: {other.what}: {other.why}; {other.fix}")
+            found.append(other.remark())
         return found
 
     def _send(self, recording: Recording) -> None:

@@ -571,7 +571,7 @@ class ActorLearner(LmLearner):
             error="engine",
             difference=f"{mean.value:.3g}",
         )
-        note = f"{told.key}: {told.what}: {told.why}; {told.fix}"
+        note = told.remark()
         return {**found, MISMATCH: dataclasses.replace(mean, notes=(note,))}
 
     def _corrected(

@@ -54,6 +54,8 @@ _AT_ONCE = 1024  # last observations per forward pass
 _MOST_ITERATIONS = 50.0
 # Share of the samples in which a number of the observations may be clipped
 _MOST_CLIPPED = 0.5
+# About so many samples of an iteration are compared with it
+_ROWS_COMPARED = 512
 # Iterations whose samples make statistics that change slowly
 _FEWEST_ITERATIONS = 10
 # Standard deviation of actions, in halves of the range between their bounds
@@ -393,10 +395,13 @@ class PolicyLearner:
         # A rank may have no rows
         if not len(observations):
             return []
-        scaled = normalizer(module.numbers(observations)).abs()
+        # Some rows of all steps tell it, at a small cost
+        apart = max(1, len(observations) // _ROWS_COMPARED)
+        compared = module.numbers(observations[::apart])
+        scaled = normalizer(compared).abs()
         counts = (scaled >= normalizer.CLIP).sum(dim=0).flatten()
         most, place = counts.max(dim=0)
-        share = int(most) / len(observations)
+        share = int(most) / len(compared)
         if share <= _MOST_CLIPPED:
             return []
         found = problem(
@@ -406,7 +411,7 @@ class PolicyLearner:
             share=f"{share:.0%}",
             most=f"{normalizer.CLIP:g}",
         )
-        return [f"{found.key}: {found.what}: {found.why}; {found.fix}"]
+        return [found.remark()]
 
     def _deviation_notes(self, entropy: float) -> list[str]:
         """Return a note if the policy draws its actions so far apart that most are clipped to a bound; else none.
@@ -438,7 +443,7 @@ class PolicyLearner:
             half=f"{half:.3g}",
             share=f"{share:.0%}",
         )
-        return [f"{found.key}: {found.what}: {found.why}; {found.fix}"]
+        return [found.remark()]
 
     def _clip_notes(self, gap: float) -> tuple[str, ...]:
         """Return a note if `value_clip` keeps values far from the returns; else none.
@@ -456,7 +461,7 @@ class PolicyLearner:
             gap=f"{gap:.3g}",
             iterations=f"{gap / clip:,.0f}",
         )
-        return (f"{found.key}: {found.what}: {found.why}; {found.fix}",)
+        return (found.remark(),)
 
     def _mismatch(self, logprobs: Tensor, decided: Tensor) -> Metrics:
         """Return as metrics how far the log-probabilities of N actions are apart in actor and rollout.
@@ -481,7 +486,7 @@ class PolicyLearner:
                 network=self._network,
                 difference=f"{mean:.3g}",
             )
-            notes = (f"{found.key}: {found.what}: {found.why}; {found.fix}",)
+            notes = (found.remark(),)
         return {
             MISMATCH: Metric(mean, weight=count, notes=notes),
             MISMATCH_MAX: Metric(most, "max", weight=count),

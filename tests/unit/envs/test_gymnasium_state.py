@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import gymnasium
 import numpy as np
@@ -247,7 +247,7 @@ class Unstable(gymnasium.Wrapper[Any, Any, Any, Any]):
     """Makes a velocity of the third step huge, at which MuJoCo resets its data."""
 
     def step(self, action: Any) -> Any:
-        data: Any = self.unwrapped.data  # type: ignore[attr-defined]
+        data = cast(Any, self.unwrapped).data
         if round(data.time, 2) == 0.08:
             data.qvel[0] = 1e12
         return self.env.step(action)

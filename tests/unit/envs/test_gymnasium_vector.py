@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
 import gymnasium
 import numpy as np
@@ -653,7 +653,7 @@ class Shuffled(Script):
     def __init__(self) -> None:
         super().__init__()
         entries = {"b": Box(-1, 9, (2,)), "a": Box(-1, 9, (1,))}
-        self.observation_space = Dict(entries)  # type: ignore[assignment]
+        self.observation_space = cast(Any, Dict(entries))
 
     def _show(self, action: float) -> Any:
         entries = [("a", [1.0]), ("b", [2.0, 3.0])]
@@ -665,7 +665,9 @@ class Shuffled(Script):
 def test_entries_of_an_observation_are_found_by_their_names() -> None:
     envs = GymnasiumVector([Shuffled()], max_episode_steps=None)
     rows = [envs.reset([0]), *(envs.step(ZEROS).observations for _ in range(3))]
-    names = [part.name for part in encoding_of(Shuffled().observation_space).parts]  # type: ignore[union-attr]
+    encoding = encoding_of(Shuffled().observation_space)
+    assert encoding is not None
+    names = [part.name for part in encoding.parts]
     expected = {"a": [1.0], "b": [2.0, 3.0]}
     whole = [number for name in names for number in expected[name]]
     assert all(row[0].tolist() == whole for row in rows)

@@ -40,18 +40,32 @@ def test_a_model_that_knows_fewer_positions_is_refused(
 
 
 @pytest.mark.parametrize(
-    ("job", "word"),
+    ("job", "words"),
     [
-        ("rlhf_tiny", "reward.model.max_position_embeddings=70"),
-        ("sft_tiny", "algorithm.max_new_tokens=300"),
+        ("rlhf_tiny", (REWARD,)),
+        ("sft_tiny", ("algorithm.max_new_tokens=300",)),
+        # Prompts leave no room for an answer
+        ("rlhf_tiny", (REWARD, "algorithm.max_prompt_length=100")),
+        ("rlhf_tiny", ("algorithm.max_prompt_length=300",)),
+        # The longest episode is stated, and the lengths of its parts are too large
+        (
+            "rlhf_tiny",
+            ("algorithm.max_prompt_length=300", "algorithm.sequence_length=400"),
+        ),
+        (
+            "rlhf_tiny",
+            ("algorithm.max_new_tokens=300", "algorithm.sequence_length=400"),
+        ),
     ],
 )
 def test_the_fix_of_a_model_with_fewer_positions_can_be_pasted(
-    job: str, word: str
+    job: str, words: Sequence[str]
 ) -> None:
     with pytest.raises(ProblemsError) as raised:
-        rlplace.plan(job, [word])
-    (fix,) = {told.fix for told in raised.value.problems}
+        rlplace.plan(job, words)
+    (fix,) = {
+        told.fix for told in raised.value.problems if told.code == "context-too-long"
+    }
     assert fix is not None
-    line, _, _ = fix.partition(" ")
-    rlplace.plan(job, [word, line])
+    proposed = fix.partition(" " * 8)[0].split()
+    rlplace.plan(job, [*words, *proposed])

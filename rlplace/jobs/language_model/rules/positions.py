@@ -66,20 +66,27 @@ def beyond_positions(
     longest = model.get("max_position_embeddings")
     if not isinstance(longest, int) or algorithm.longest <= longest:
         return
-    left = longest - algorithm.max_prompt_length
-    error = "longer-prompts"
-    if algorithm.sequence_length is not None:
+    prompt = algorithm.max_prompt_length
+    answer = algorithm.max_new_tokens
+    if prompt + answer <= longest:
         error = "sequence_length"
-    elif left > 0:
+    elif algorithm.sequence_length is not None:
+        error = "all-lengths"
+    elif prompt < longest:
         error = "longer-answers"
+    else:
+        error = "longer-prompts"
+    # Lengths that fit: a shorter answer, or half of the room for prompts that leave none
+    if prompt >= longest:
+        prompt = longest - min(answer, longest // 2)
     yield Found(
         key=key,
         got=f"{algorithm.longest} tokens of prompt and answer together",
         error=error,
         facts={
             "longest": longest,
-            "left": left,
-            "prompt": algorithm.max_prompt_length,
+            "prompt": prompt,
+            "answer": min(answer, longest - prompt),
         },
     )
 
